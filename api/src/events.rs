@@ -160,6 +160,9 @@ reasons! {
     /// The pod was evicted because its GPU is not fit for use any more; the message says why.
     EVICTED_FROM_GPU = "EvictedFromGpu", Controller, "Pod",
         "Mend the GPU; set `controller.recovery: never` in the chart to have no pods evicted for it.";
+    /// The pod fits on no node, and a placeholder pod asks the cluster autoscaler for one.
+    NODE_REQUESTED = "NodeRequested", Controller, "Pod",
+        "Wait for the node; if none comes, `kubectl describe` the placeholder pod, where the autoscaler says why.";
     /// A DeviceTaintRule that keeps kube-scheduler from the GPUs was deleted or changed, and the
     /// controller has restored it.
     FENCE_RESTORED = "FenceRestored", Controller, "DeviceTaintRule",

@@ -125,6 +125,10 @@ metrics! {
         "Evictions of pods by result: evicted, refused by a PodDisruptionBudget, or failed";
     CONTROLLER_PREEMPTIONS = Gauge "tessera_controller_preemptions" []
         "Pods for which room is being made and that have no devices yet";
+    CONTROLLER_PLACEHOLDER_PODS = Gauge "tessera_controller_placeholder_pods" ["group"]
+        "Placeholder pods by which a cluster autoscaler is asked for nodes, by group of nodes";
+    CONTROLLER_PLACEHOLDER_ERRORS = Counter "tessera_controller_placeholder_errors" []
+        "Writes of placeholder pods that were refused or had no response";
     CONTROLLER_FENCE_RESTORES = Counter "tessera_controller_fence_restores" []
         "DeviceTaintRules of the fence that were deleted or changed and are restored";
     CONTROLLER_FENCE_MISSING = Gauge "tessera_controller_fence_missing" ["rule"]

@@ -51,6 +51,11 @@ pub struct Args {
         default_value_t = 300
     )]
     pub recovery_delay_seconds: u32,
+    /// File with the groups of nodes for which a cluster autoscaler is asked by placeholder pods
+    /// while pods fit on no node. For autoscalers that find no node for claims: with the fence in
+    /// the ResourceSlices [default: none, no placeholder pods].
+    #[arg(long, env = "TESSERA_NODE_GROUPS", value_name = "PATH")]
+    pub node_groups: Option<PathBuf>,
     /// Ask the drivers for the load of their GPUs every 30 seconds, by which LeastLoaded places
     /// pods. Without it, that policy ranks GPUs by what is allocated.
     #[arg(long, env = "TESSERA_SAMPLE_LOAD", default_value_t = true, action = clap::ArgAction::Set)]

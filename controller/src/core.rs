@@ -24,6 +24,7 @@
 //! | `explain` | events and metrics about pending pods |
 //! | `release` | which allocations to release: unneeded, or the pod cannot run there |
 //! | `nominations` | which nominations of pods to remove; `allocate` has them written |
+//! | `placeholders` | which placeholder pods to create and to delete, so that an autoscaler adds nodes |
 //! | `quotas` | which statuses of quotas to write; the allocator holds claims to them |
 //!
 //! The state consists of the index (facts), `planning` (the allocator's view of them), `writes`
@@ -54,6 +55,7 @@ mod misplacements;
 mod nominations;
 mod notices;
 mod overcommit;
+mod placeholders;
 mod placements;
 mod planning;
 mod preempt;
@@ -80,6 +82,8 @@ use tessera_api::names::{ClaimUid, ManagedDrivers, NodeName};
 use tessera_dialect::Converter;
 use tessera_index::Index;
 
+use crate::node_groups::NodeGroups;
+
 use self::allocate::UndecidedPods;
 use self::audit::Audits;
 use self::barriers::Barriers;
@@ -93,6 +97,7 @@ use self::misplacements::Misplacements;
 pub use self::nominations::NominationPolicy;
 use self::nominations::Nominations;
 use self::notices::{NoticeDraft, Notices, Offer, Topic};
+use self::placeholders::Placeholders;
 use self::placements::Placements;
 use self::planning::Planning;
 pub use self::preempt::PreemptionPolicy;
@@ -123,6 +128,7 @@ struct State {
     templates: Templates,
     holds: Holds,
     placements: Placements,
+    placeholders: Placeholders,
     misplacements: Misplacements,
     notices: Notices,
     nominations: Nominations,
@@ -176,6 +182,7 @@ impl Core {
             templates: Templates::default(),
             holds: Holds::default(),
             placements: Placements::default(),
+            placeholders: Placeholders::default(),
             misplacements: Misplacements::default(),
             notices: Notices::default(),
             nominations: Nominations::new(NominationPolicy::Never),
@@ -227,6 +234,14 @@ impl Core {
     #[must_use]
     pub fn recovering(mut self, settings: RecoverySettings) -> Self {
         self.state.recoveries = Recoveries::new(settings);
+        self
+    }
+
+    /// Returns the core with groups of nodes, for which it asks a cluster autoscaler; without them
+    /// it never does.
+    #[must_use]
+    pub fn asking_for_nodes(mut self, settings: Option<NodeGroups>) -> Self {
+        self.state.placeholders = Placeholders::new(settings);
         self
     }
 
@@ -351,6 +366,7 @@ impl Step<'_> {
         self.hold_undecided(&round.plan);
         self.release_unneeded(&round, affected);
         self.preempt(&round);
+        self.ask_for_nodes(&round);
         self.withdraw_nominations(&round);
         self.write_quota_statuses();
         self.forget_gone(&round.changed);

@@ -1,9 +1,10 @@
 //! The executor: performs the effects of the core and reports their outcomes as events.
 //!
-//! Writes of claims run side by side, each as a task of its own; events of Kubernetes are
-//! published one by one, nominations, claim templates and statuses of quotas and resizes up to 16
-//! at a time each, and selectors compiled one by one. A panic in any ends the process: the outcome
-//! of the write would be unknown and the claim held for ever, while the next leader lists it.
+//! Writes of claims run side by side, each as a task of its own; events of Kubernetes are published
+//! one by one, nominations, claim templates, placeholder pods and statuses of quotas and resizes up
+//! to 16 at a time each, and selectors compiled one by one. A panic in any ends the process: the
+//! outcome of the write would be unknown and the claim held for ever, while the next leader lists
+//! it.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -26,12 +27,14 @@ use tokio::task::{JoinError, JoinSet};
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::core::effect::{
     ClaimChange, ClaimWrite, Effect, Evictions, MAX_OPEN_NOTICES, MAX_QUEUED_NOMINATIONS,
-    NominationWrite, Notice, PodReference, QuotaStatusWrite, ResizeStatusWrite, TemplateWrite,
+    NominationWrite, Notice, PlaceholderWrite, PodReference, QuotaStatusWrite, ResizeStatusWrite,
+    TemplateWrite,
 };
 use crate::core::event::{Event, NominationOutcome, WriteOutcome};
 use crate::evict::evict;
 use crate::leadership::Tenure;
 use crate::nominate::write_nomination;
+use crate::placeholder::write_placeholder;
 use crate::quota_status::write_quota_status;
 use crate::resize_status::write_resize_status;
 use crate::shell::Clients;
@@ -47,6 +50,7 @@ pub(crate) struct Executor {
     templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
     quotas: mpsc::UnboundedSender<(Tenure, QuotaStatusWrite)>,
     resizes: mpsc::UnboundedSender<(Tenure, ResizeStatusWrite)>,
+    placeholders: mpsc::UnboundedSender<(Tenure, PlaceholderWrite)>,
     evictions: mpsc::UnboundedSender<(Tenure, Evictions)>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
@@ -76,6 +80,8 @@ impl Executor {
         let (quotas, mut quota_queue) = mpsc::unbounded_channel();
         // Bounded by the resizes: each has one open write.
         let (resizes, mut resize_queue) = mpsc::unbounded_channel();
+        // Bounded by the maxima of the groups of nodes.
+        let (placeholders, mut placeholder_queue) = mpsc::unbounded_channel();
         // Bounded by the preemptions under way.
         let (evictions, mut eviction_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
@@ -97,6 +103,10 @@ impl Executor {
         let write = async move |tenure, write| write_quota_status(&to, tenure, write).await;
         let queue = stream::poll_fn(move |context| quota_queue.poll_recv(context));
         tasks.spawn("quota-statuses", write_queued(queue, reports.clone(), write));
+        let to = client.clone();
+        let write = async move |tenure, write| write_placeholder(&to, tenure, write).await;
+        let queue = stream::poll_fn(move |context| placeholder_queue.poll_recv(context));
+        tasks.spawn("placeholder-pods", write_queued(queue, reports.clone(), write));
         let write = async move |tenure, write| write_resize_status(&client, tenure, write).await;
         let queue = stream::poll_fn(move |context| resize_queue.poll_recv(context));
         tasks.spawn("resize-statuses", write_queued(queue, reports.clone(), write));
@@ -113,6 +123,7 @@ impl Executor {
             templates,
             quotas,
             resizes,
+            placeholders,
             evictions,
             reports,
             tenure,
@@ -149,6 +160,9 @@ impl Executor {
             }
             Effect::WriteResizeStatus(write) => {
                 drop(self.resizes.send((self.tenure.clone(), write)));
+            }
+            Effect::WritePlaceholder(write) => {
+                drop(self.placeholders.send((self.tenure.clone(), write)));
             }
             Effect::Evict(evictions) => {
                 drop(self.evictions.send((self.tenure.clone(), evictions)));

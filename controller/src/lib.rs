@@ -18,6 +18,7 @@
 //! | [`shell`] with the core | its own | all state | executor |
 //! | executor, claim writes | runtime | the writes under way, a task each | shell |
 //! | executor, claim templates and quota statuses | runtime | the writes under way | shell |
+//! | executor, placeholder pods | runtime | the writes under way | shell |
 //! | executor, events | runtime | the queue of events | shell |
 //! | [`leadership`] | its own | the Lease | all, by ending the process |
 //! | `server` | two or three of its own | connections of scrapes and probes | metrics |
@@ -37,6 +38,8 @@ pub mod fence;
 pub mod lead;
 pub mod leadership;
 pub mod metrics;
+pub mod node_groups;
+pub mod placeholder;
 pub mod shell;
 pub mod watch;
 pub mod webhook;

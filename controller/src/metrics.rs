@@ -51,6 +51,13 @@ pub struct KindLabel {
     pub kind: &'static str,
 }
 
+/// The label of placeholder pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct NodeGroupLabel {
+    /// The group of nodes.
+    pub group: String,
+}
+
 /// The label of rules of the fence.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FenceRuleLabel {
@@ -146,6 +153,10 @@ pub struct Metrics {
     pub evictions: Family<ResultLabel, Counter>,
     /// Pods for which others were evicted and that have no devices yet.
     pub preemptions: Gauge,
+    /// Placeholder pods by group of nodes.
+    pub placeholders: Family<NodeGroupLabel, Gauge>,
+    /// Number of writes of placeholder pods that were refused or had no answer.
+    pub placeholder_errors: Counter,
     /// Number of DeviceTaintRules of the fence that were restored.
     pub fence_restores: Counter,
     /// 1 while a DeviceTaintRule of the fence is not as the chart has it, 0 otherwise.
@@ -206,6 +217,8 @@ impl Metrics {
             measured_nodes: Gauge::default(),
             evictions: Family::default(),
             preemptions: Gauge::default(),
+            placeholders: Family::default(),
+            placeholder_errors: Counter::default(),
             fence_restores: Counter::default(),
             fence_missing: Family::default(),
             latency: Histogram::new(BUCKETS),
@@ -243,6 +256,8 @@ impl Metrics {
         add(registry, metrics::CONTROLLER_EVICTIONS, created.evictions.clone());
         add(registry, metrics::CONTROLLER_FAILED_GROUPS, created.failed_groups.clone());
         add(registry, metrics::CONTROLLER_PREEMPTIONS, created.preemptions.clone());
+        add(registry, metrics::CONTROLLER_PLACEHOLDER_PODS, created.placeholders.clone());
+        add(registry, metrics::CONTROLLER_PLACEHOLDER_ERRORS, created.placeholder_errors.clone());
         add(registry, metrics::CONTROLLER_FENCE_RESTORES, created.fence_restores.clone());
         add(registry, metrics::CONTROLLER_FENCE_MISSING, created.fence_missing.clone());
         add(registry, metrics::CONTROLLER_ALLOCATION_LATENCY, created.latency.clone());
@@ -308,6 +323,11 @@ impl Metrics {
         self.template_writes.inc_by(figures.template_writes);
         self.template_errors.inc_by(figures.template_errors);
         self.failed_groups.inc_by(figures.failed_groups);
+        self.placeholder_errors.inc_by(figures.placeholder_errors);
+        for (group, count) in figures.placeholders.iter().flatten() {
+            let label = NodeGroupLabel { group: group.to_string() };
+            self.placeholders.get_or_create(&label).set(*count);
+        }
         self.preemption_attempts.inc_by(figures.preemption_attempts);
         let evictions = [
             ("evicted", figures.evictions),

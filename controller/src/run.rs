@@ -32,7 +32,7 @@ use crate::webhook::certificate::{self, ServedCertificate};
 use crate::webhook::publish::{CertificateSource, WebhookPublisher};
 use crate::webhook::serve::{self, ServedWebhook};
 use crate::webhook::settings;
-use crate::{server, watch};
+use crate::{node_groups, server, watch};
 
 /// The time for which tasks may finish when the controller stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -67,6 +67,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let drivers = fence.iter().flatten().map(|rule| rule.driver().clone());
     let drivers: ManagedDrivers = drivers.collect();
     let converter = args.dialects.as_deref().map(settings::read).transpose()?.map(Arc::new);
+    let node_groups = args.node_groups.as_deref();
+    let node_groups = node_groups.map(|path| node_groups::read(path, &namespace)).transpose()?;
     log::start(log_format);
     open_files::raise_limit();
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
@@ -112,6 +114,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             .preempting(preemption)
             .recovering(recovery)
             .converting(converter)
+            .asking_for_nodes(node_groups)
     };
     let fence = fence.map(|rules| FenceRestorer::new(&client, rules, &identity, metrics.clone()));
     let leader = LeaderTasks { publisher, fence, watched, loads };

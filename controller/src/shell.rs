@@ -21,6 +21,7 @@ use crate::core::{Core, NominationPolicy, PreemptionPolicy, RecoverySettings};
 use crate::executor::Executor;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
+use crate::node_groups::NodeGroups;
 use crate::watch::Arrival;
 
 /// The time between the cause of a step and the step. Pods, claims and statuses of one change
@@ -105,6 +106,13 @@ impl Shell {
     #[must_use]
     pub fn recovering(self, settings: RecoverySettings) -> Self {
         Self { core: self.core.recovering(settings), ..self }
+    }
+
+    /// Returns the shell with groups of nodes, for which it asks a cluster autoscaler; without them
+    /// it never does.
+    #[must_use]
+    pub fn asking_for_nodes(self, settings: Option<NodeGroups>) -> Self {
+        Self { core: self.core.asking_for_nodes(settings), ..self }
     }
 
     /// Returns the shell with the converter of the admission webhook, whose claim templates it

@@ -67,6 +67,12 @@ check_refused "memory oversubscription in mode stock" --set mode=stock --set dri
 check_refused "an unknown fence" --set fence=none
 check_refused "a fence of a rule without the policies" --set fence=rule --set admissionPolicies.enabled=false
 check_refused "a fence of a rule before Kubernetes 1.37" --set fence=rule --kube-version 1.36.3
+group='autoscaler.nodeGroups[0].name=a,autoscaler.nodeGroups[0].nodeSelector.pool=a,autoscaler.nodeGroups[0].maximum'
+check_refused "groups of nodes with the fence of a rule" --set "fence=rule,$group=1"
+check_refused "groups of nodes in mode stock" --set "mode=stock,$group=1"
+check_refused "groups of nodes without the policies" --set "fence=taint,admissionPolicies.enabled=false,$group=1"
+check_refused "more placeholder pods than a group can have" --set "fence=taint,$group=101"
+check_refused "a group of all nodes" --set 'fence=taint,autoscaler.nodeGroups[0].name=a,autoscaler.nodeGroups[0].maximum=1'
 check_refused "MPS in mode stock" --set mode=stock --set mps.enabled=true
 check_refused "dialects in mode stock" --set mode=stock --set dialects.enabled=true --set 'dialects.default={hami}'
 check_refused "enabled dialects without a dialect" --set dialects.enabled=true

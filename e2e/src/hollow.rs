@@ -37,7 +37,7 @@ const LEASES: &str = "kube-node-lease";
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Label of all hollow nodes; its value names the owner.
-const LABEL: &str = "e2e.tessera.dev/hollow";
+pub const LABEL: &str = "e2e.tessera.dev/hollow";
 
 /// NVLinks between each pair of GPUs of a node: all links of one H100 behind NVSwitches.
 const NVLINKS: u32 = 18;
@@ -106,11 +106,35 @@ impl HollowNodes {
         number: u32,
         spec: HollowNodesSpec,
     ) -> anyhow::Result<()> {
+        let name = self.add(number).await?;
+        self.publish_gpus(client, &name, number, spec).await
+    }
+
+    /// Creates a further Node, of a number that no other has, without a Lease and without GPUs.
+    ///
+    /// # Errors
+    /// Returns an error of the API server.
+    pub async fn add(&self, number: u32) -> anyhow::Result<String> {
         let name = format!("{PREFIX}{number}");
         let node = serde_json::from_value(self.node(&name))?;
-        let uid = self.nodes.create(&PostParams::default(), &node).await?.uid().unwrap_or_default();
-        start_node(client, &NodeOwner { uid }, &name, &inventory(number, spec.gpus)?, spec.fence)
-            .await
+        self.nodes.create(&PostParams::default(), &node).await?;
+        Ok(name)
+    }
+
+    /// Creates the Lease of an [added](Self::add) node and publishes its GPUs.
+    ///
+    /// # Errors
+    /// Returns an error of the API server.
+    pub async fn publish_gpus(
+        &self,
+        client: &Client,
+        name: &str,
+        number: u32,
+        spec: HollowNodesSpec,
+    ) -> anyhow::Result<()> {
+        let uid = self.nodes.get(name).await?.uid().unwrap_or_default();
+        let gpus = inventory(number, spec.gpus)?;
+        start_node(client, &NodeOwner { uid }, name, &gpus, spec.fence).await
     }
 
     /// Returns the node selector and the tolerations that bind a pod to these nodes.
@@ -138,7 +162,11 @@ impl HollowNodes {
     /// # Errors
     /// Returns an error of the API server, or one if slices are not deleted in time.
     pub async fn delete(&self) -> anyhow::Result<()> {
-        self.remove(&self.names.iter().cloned().collect()).await
+        let own = ListParams::default().labels(&format!("{LABEL}={}", self.owner));
+        let own = self.nodes.list(&own).await?;
+        let mut names: BTreeSet<_> = own.iter().map(ResourceExt::name_any).collect();
+        names.extend(self.names.iter().cloned());
+        self.remove(&names).await
     }
 
     async fn remove(&self, names: &BTreeSet<String>) -> anyhow::Result<()> {

@@ -43,6 +43,7 @@ mod other_pool;
 mod out_of_service;
 mod overcommit;
 mod oversubscription;
+mod placeholder_pods;
 mod placement;
 mod plugin;
 mod pod_group_objects;
@@ -256,6 +257,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
+        trial!("placeholder-pods", placeholder_pods::ask_for_a_node),
         trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),
         trial!("defragmentation", defragmentation::moves_a_share),

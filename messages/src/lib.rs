@@ -17,7 +17,8 @@ use tessera_allocator::model::DeviceId;
 use tessera_allocator::{GroupShortfall, QuotaShortfall, RefusalCause, ReservedNode};
 use tessera_api::events::{self, EventReason};
 use tessera_api::names::{
-    DRIVER_NAME, Namespace, NodeName, POD_GROUP_ANNOTATION, POD_GROUP_SIZE_ANNOTATION, PodName,
+    DRIVER_NAME, Namespace, NodeGroupName, NodeName, POD_GROUP_ANNOTATION,
+    POD_GROUP_SIZE_ANNOTATION, PodName,
 };
 use tessera_api::reason::MAX_EVENT_BYTES;
 use tessera_index::{
@@ -58,6 +59,14 @@ pub fn listed(names: &[impl Display], at_most: usize) -> String {
         0 => first.join(", "),
         others => format!("{} and {others} more", first.join(", ")),
     }
+}
+
+/// Returns the message of [`events::NODE_REQUESTED`]. `namespace` is that of placeholder pods.
+pub fn node_requested_message(namespace: &Namespace, group: &NodeGroupName) -> String {
+    format!(
+        "no node has the devices: a placeholder pod in namespace {namespace} asks the cluster \
+         autoscaler for a node of group {group}"
+    )
 }
 
 /// Returns the message of [`events::PREEMPTED`].

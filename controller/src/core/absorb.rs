@@ -43,6 +43,10 @@ impl Step<'_> {
                     self.state.resizes.status_ended(&resize, is_stored, self.now);
                     Some(self.now)
                 }
+                Event::PlaceholderEnded { pod, is_done } => {
+                    self.absorb_placeholder(&pod, is_done);
+                    None
+                }
                 Event::EvictionsEnded { purpose, outcomes } => {
                     self.absorb_evictions(&purpose, &outcomes);
                     Some(self.now)
@@ -63,7 +67,8 @@ impl Step<'_> {
 
     /// Takes in a change. Returns true if it may change a decision.
     fn absorb_change(&mut self, change: Change, at: Moment) -> bool {
-        let State { index, templates, resizes, loads, holds, revisited, .. } = &mut *self.state;
+        let State { index, templates, resizes, loads, placeholders, holds, revisited, .. } =
+            &mut *self.state;
         let mut is_news = true;
         let mut applied = Ok(());
         let is_served = !matches!(change, Change::NotServed(_));
@@ -90,6 +95,7 @@ impl Step<'_> {
                 applied = index.apply_class(Arc::unwrap_or_clone(class));
             }
             Change::Applied(WatchedObject::Node(node)) => {
+                placeholders.apply_node(&node);
                 applied = index.apply_node(&node).map(|is_changed| is_news = is_changed);
             }
             Change::Applied(WatchedObject::Claim(claim)) => {
@@ -111,6 +117,7 @@ impl Step<'_> {
             }
             Change::Applied(WatchedObject::TaintRule(rule)) => index.apply_taint_rule(&rule),
             Change::Applied(WatchedObject::Pod(pod)) => {
+                placeholders.apply_pod(&pod);
                 let names_templates = templates.apply_pod(&pod);
                 is_news = index.apply_pod(&pod) || names_templates;
             }
@@ -124,7 +131,10 @@ impl Step<'_> {
                     revisited.append(&mut holds.pods_with_basis());
                     index.remove_class(&class);
                 }
-                WatchedObject::Node(node) => index.remove_node(&node),
+                WatchedObject::Node(node) => {
+                    placeholders.remove_node(&node);
+                    index.remove_node(&node);
+                }
                 WatchedObject::Claim(claim) => {
                     resizes.note_claim(&claim);
                     index.remove_claim(&claim);
@@ -138,6 +148,7 @@ impl Step<'_> {
                 }
                 WatchedObject::Template(template) => is_news = templates.remove_template(&template),
                 WatchedObject::Pod(pod) => {
+                    placeholders.remove_pod(&pod);
                     templates.remove_pod(&pod);
                     index.remove_pod(&pod);
                 }

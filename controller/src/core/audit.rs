@@ -103,7 +103,15 @@ impl Step<'_> {
     /// forgotten with the pods; the others are only memory by now.
     fn forget_all_gone(&mut self) {
         let State {
-            index, holds, placements, misplacements, notices, nominations, templates, ..
+            index,
+            holds,
+            placements,
+            placeholders,
+            misplacements,
+            notices,
+            nominations,
+            templates,
+            ..
         } = &mut *self.state;
         let waiting = index.unbound_pods();
         let exists = |pod: &PodUid| index.pod_name(pod).is_some();
@@ -122,6 +130,7 @@ impl Step<'_> {
                     index.quota(&quota.namespace, &quota.name).is_some()
                 }
                 Some(HeldObject::Template(template)) => templates.contains(template),
+                Some(HeldObject::NodeGroup(group)) => placeholders.has_group(group),
                 None => false,
             },
             _ => false,

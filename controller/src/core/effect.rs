@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceClass, ResourceClaim, ResourceClaimTemplateSpec,
 };
@@ -15,7 +16,9 @@ use tessera_allocator::ClaimAllocation;
 use tessera_allocator::model::PodUid;
 use tessera_api::GpuConfig;
 use tessera_api::events::EventReason;
-use tessera_api::names::{ClaimName, Namespace, NodeName, PodName, QuotaName, ShareId};
+use tessera_api::names::{
+    ClaimName, Namespace, NodeGroupName, NodeName, PodName, QuotaName, ShareId,
+};
 use tessera_api::quantity::Quantity;
 use tessera_api::quota::{GpuQuotaStatus, QuotaResource};
 use tessera_api::resize::{GpuResizeStatus, SizedShare};
@@ -55,6 +58,9 @@ pub enum Effect {
     /// Write the controller's part of the status of a GpuResize; reported by
     /// [`Event::ResizeStatusEnded`](super::event::Event::ResizeStatusEnded).
     WriteResizeStatus(ResizeStatusWrite),
+    /// Create or delete a placeholder pod; reported by
+    /// [`Event::PlaceholderEnded`](super::event::Event::PlaceholderEnded).
+    WritePlaceholder(PlaceholderWrite),
     /// Evict pods; reported by [`Event::EvictionsEnded`](super::event::Event::EvictionsEnded).
     Evict(Evictions),
     /// Compile a selector of a pod in the namespace, so that it is cached; reported by
@@ -106,6 +112,26 @@ pub struct TemplateWrite {
 pub enum TemplateChange {
     /// Creates it.
     Create(Arc<ResourceClaimTemplateSpec>),
+    /// Deletes the one with this UID.
+    Delete(String),
+}
+
+/// A write of a placeholder pod. A pod has one at a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlaceholderWrite {
+    /// Namespace of the pod.
+    pub namespace: Namespace,
+    /// Name of the pod.
+    pub pod: PodName,
+    /// The change.
+    pub change: PlaceholderChange,
+}
+
+/// A change of a placeholder pod.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PlaceholderChange {
+    /// Creates it.
+    Create(Box<Pod>),
     /// Deletes the one with this UID.
     Delete(String),
 }
@@ -332,6 +358,10 @@ pub struct Figures {
     pub eviction_errors: u64,
     /// Groups of pods that kube-scheduler could not place as a whole.
     pub failed_groups: u64,
+    /// Writes of placeholder pods that were refused or had no answer.
+    pub placeholder_errors: u64,
+    /// Placeholder pods of each group of nodes.
+    pub placeholders: Option<BTreeMap<NodeGroupName, i64>>,
     /// Pods for which others were evicted and that have no devices yet.
     pub preemptions: Option<i64>,
     /// Pending claims by reason.

@@ -11,7 +11,7 @@ use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use tessera_allocator::model::PodUid;
 use tessera_api::defaults::GpuDefaults;
 use tessera_api::load::NodeLoad;
-use tessera_api::names::{Namespace, NodeName};
+use tessera_api::names::{Namespace, NodeName, PodName};
 use tessera_api::quota::GpuQuota;
 use tessera_api::resize::GpuResize;
 use tessera_api::volcano::VolcanoPodGroup;
@@ -76,6 +76,13 @@ pub enum Event {
         resize: ResizeReference,
         /// True if it is stored; otherwise it may be stored or not.
         is_stored: bool,
+    },
+    /// The write of a placeholder pod has ended.
+    PlaceholderEnded {
+        /// Name of the pod.
+        pod: PodName,
+        /// True if it is as it was to be; otherwise it may be or not.
+        is_done: bool,
     },
     /// Evictions have ended: those of these pods. Further ones were not tried.
     EvictionsEnded {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
-use tessera_api::names::{ClaimUid, NodeName};
+use tessera_api::names::{ClaimUid, NodeGroupName, NodeName};
 
 use super::clock::Moment;
 use super::effect::{QuotaReference, TemplateReference};
@@ -34,6 +34,8 @@ pub(super) enum HeldObject {
     Quota(QuotaReference),
     /// A claim template.
     Template(TemplateReference),
+    /// The placeholder pods of a group of nodes.
+    NodeGroup(NodeGroupName),
 }
 
 impl Subject {
@@ -57,6 +59,10 @@ impl Subject {
 
     pub(super) fn template(template: &TemplateReference) -> Self {
         Self { object: Some(HeldObject::Template(template.clone())), ..Self::NONE }
+    }
+
+    pub(super) fn node_group(group: &NodeGroupName) -> Self {
+        Self { object: Some(HeldObject::NodeGroup(group.clone())), ..Self::NONE }
     }
 
     pub(super) fn pod_with(pod: &PodUid, claim: &ClaimUid) -> Self {
@@ -116,6 +122,11 @@ pub(super) enum HoldReason {
     EvictionRefused,
     /// kube-scheduler could not place all pods of the group, and the devices were released.
     GroupNotBound,
+    /// A placeholder pod could not be created or deleted.
+    PlaceholderFailed,
+    /// A node that a placeholder pod has asked for has published no GPUs. Further ones are likely
+    /// to be as useless.
+    NodeWithoutGpus,
 }
 
 /// The object that keeps the count of a hold. The count ends with it.
@@ -199,6 +210,8 @@ impl HoldReason {
             Self::PreemptionFailed => rule(ms(5_000), 2, secs(60), 0, (WaitingPod, Never), true),
             Self::EvictionRefused => rule(ms(10_000), 2, secs(300), 0, (Pod, Never), false),
             Self::GroupNotBound => rule(ms(10_000), 2, secs(300), 0, (WaitingPod, Never), true),
+            Self::PlaceholderFailed => rule(ms(10_000), 2, secs(300), 0, (Object, Never), false),
+            Self::NodeWithoutGpus => rule(ms(900_000), 2, secs(14_400), 0, (Object, Never), false),
             Self::TemplateFailed => rule(ms(500), 2, secs(60), 0, (Object, Never), true),
         }
     }

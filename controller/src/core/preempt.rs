@@ -92,6 +92,11 @@ impl Preemptions {
     pub(super) fn new(policy: PreemptionPolicy) -> Self {
         Self { policy, ..Self::default() }
     }
+
+    /// Returns true if pods are evicted for this one.
+    pub(super) fn is_under_way(&self, pod: &PodUid) -> bool {
+        self.under_way.contains_key(pod)
+    }
 }
 
 impl Step<'_> {

@@ -13,6 +13,7 @@ mod groups;
 mod interleavings;
 mod loads;
 mod nominations;
+mod placeholders;
 mod preemption;
 mod purity;
 mod quotas;

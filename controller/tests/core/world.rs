@@ -13,21 +13,22 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tessera_allocator::PlanSettings;
 use tessera_allocator::selector::CompiledSelector;
-use tessera_api::names::{Namespace, ShareId};
+use tessera_api::names::{Namespace, PodName, ShareId};
 use tessera_api::quantity::Quantity;
 use tessera_api::quota::GpuQuotaStatus;
 use tessera_api::resize::GpuResizeStatus;
 use tessera_controller::core::clock::{Moment, Now};
 use tessera_controller::core::effect::{
     BarrierOutcome, ClaimChange, ClaimWrite, Effect, EvictionPurpose, Evictions, Figures,
-    MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId, QuotaReference, ResizeReference,
-    TemplateChange, TemplateReference, WriteId,
+    MAX_OPEN_NOTICES, NominationWrite, Notice, NoticeId, PlaceholderChange, QuotaReference,
+    ResizeReference, TemplateChange, TemplateReference, WriteId,
 };
 use tessera_controller::core::event::{
     Change, Event, EvictionOutcome, NominationOutcome, QuotaStatusOutcome, TemplateOutcome,
     WatchedKind, WatchedObject, WriteOutcome,
 };
 use tessera_controller::core::{Core, NominationPolicy, PreemptionPolicy, RecoverySettings};
+use tessera_controller::node_groups::NodeGroups;
 use tessera_dialect::Converter;
 
 use crate::resizes::{self, Drivers};
@@ -82,6 +83,8 @@ pub(crate) struct World {
     pub(crate) open_resizes: BTreeMap<ResizeReference, GpuResizeStatus>,
     /// The drivers of the nodes, which apply resizes.
     pub(crate) drivers: Drivers,
+    /// Writes of placeholder pods that have not ended.
+    pub(crate) open_placeholders: BTreeMap<PodName, PlaceholderChange>,
     /// Evictions that have not ended, by name of the preemptor, or of the pod on an unfit GPU.
     pub(crate) open_evictions: BTreeMap<String, Evictions>,
     /// Figures of the last step.
@@ -141,9 +144,17 @@ impl World {
         self.lead(core);
     }
 
+    /// Replaces the core by that of a new leader that asks for nodes.
+    pub(crate) fn ask_for_nodes(&mut self, settings: NodeGroups) {
+        let plans = PlanSettings { reservation_delay: None, ..PlanSettings::default() };
+        let core = Core::new(plans).preempting(PreemptionPolicy::LowerPriority);
+        self.lead(core.asking_for_nodes(Some(settings)));
+    }
+
     fn lead(&mut self, core: Core) {
         self.core = core;
         self.open_evictions.clear();
+        self.open_placeholders.clear();
         // Its writes have numbers of their own.
         self.open.clear();
         self.ended.clear();
@@ -213,6 +224,7 @@ impl World {
             open_quotas: BTreeMap::new(),
             open_resizes: BTreeMap::new(),
             drivers: Drivers::default(),
+            open_placeholders: BTreeMap::new(),
             open_evictions: BTreeMap::new(),
             figures: Figures::default(),
             shares: 0,
@@ -241,6 +253,11 @@ impl World {
     }
 
     // Time and steps.
+
+    /// Returns the time since the start.
+    pub(crate) fn now(&self) -> Duration {
+        self.now.since_start()
+    }
 
     /// Lets time pass, with a step at its end and at each time that the core asked for.
     pub(crate) fn pass(&mut self, duration: Duration) {
@@ -295,6 +312,10 @@ impl World {
                 Effect::WriteResizeStatus(write) => {
                     let other = self.open_resizes.insert(write.resize, write.status);
                     assert!(other.is_none(), "a resize has one open write");
+                }
+                Effect::WritePlaceholder(write) => {
+                    let other = self.open_placeholders.insert(write.pod, write.change);
+                    assert!(other.is_none(), "a placeholder has one open write");
                 }
                 Effect::Evict(evictions) => self.start_evictions(evictions),
                 Effect::Compile { namespace, expression } => {

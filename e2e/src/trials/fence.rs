@@ -208,7 +208,7 @@ fn other_rule() -> anyhow::Result<DeviceTaintRule> {
     Ok(serde_json::from_value(rule)?)
 }
 
-fn ensure_denied(outcome: kube::Result<()>, text: &str) -> anyhow::Result<()> {
+pub(super) fn ensure_denied(outcome: kube::Result<()>, text: &str) -> anyhow::Result<()> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 403 && status.message.contains(text) => {
             Ok(())

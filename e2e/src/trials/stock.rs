@@ -157,7 +157,7 @@ async fn wait_listed_last(test_bed: &TestBed, device: &str) -> anyhow::Result<()
 }
 
 /// Waits until all slices of the driver have this fence, and no device another taint of the driver.
-async fn wait_fence(test_bed: &TestBed, fence: Fence) -> anyhow::Result<()> {
+pub(super) async fn wait_fence(test_bed: &TestBed, fence: Fence) -> anyhow::Result<()> {
     let wanted: &[&str] = if fence == Fence::Taint { &["managed"] } else { &[] };
     let has_fence = |slice: &ResourceSlice| {
         let has_taints = slice.spec.devices.iter().flatten().all(|device| {

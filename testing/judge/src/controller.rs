@@ -153,7 +153,8 @@ impl Controller {
             // No pod was converted, no namespace has a quota, no share is resized.
             Effect::WriteTemplate(_)
             | Effect::WriteQuotaStatus(_)
-            | Effect::WriteResizeStatus(_) => vec![],
+            | Effect::WriteResizeStatus(_)
+            | Effect::WritePlaceholder(_) => vec![],
             Effect::Evict(_) => unreachable!("without a policy of preemptions"),
             Effect::Notify(_) | Effect::Nominate(_) | Effect::Compile { .. } => {
                 unreachable!("answered above")

@@ -259,7 +259,8 @@ impl Day {
             // No pod was converted, no namespace has a quota, no share is resized.
             Effect::WriteTemplate(_)
             | Effect::WriteQuotaStatus(_)
-            | Effect::WriteResizeStatus(_) => {}
+            | Effect::WriteResizeStatus(_)
+            | Effect::WritePlaceholder(_) => {}
         }
     }
 

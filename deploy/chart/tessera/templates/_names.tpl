@@ -100,6 +100,13 @@ spec:
   taint: {key: gpu.tessera.dev/managed, effect: NoSchedule}
 {{- end }}
 
+{{/* The file of --node-groups. */}}
+{{- define "tessera.nodeGroups" -}}
+image: {{ .Values.autoscaler.placeholderImage | quote }}
+priorityClassName: tessera-placeholder
+groups: {{- toYaml .Values.autoscaler.nodeGroups | nindent 0 }}
+{{- end }}
+
 {{/* The file of --fence-rules: the rules with the annotations by which helm knows its objects. */}}
 {{- define "tessera.fenceRules" -}}
 {{- $rules := list }}
