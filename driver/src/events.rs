@@ -111,8 +111,13 @@ impl EventRecorder {
             return;
         }
         let note = truncated(note);
-        for pod in reserving_pods(claim).iter().take(MAX_PODS) {
+        let pods = reserving_pods(claim);
+        for pod in pods.iter().take(MAX_PODS) {
             self.queue.send(self.event(pod, claim, reason, &note));
+        }
+        // A PodGroup has reserved it (KEP-5729), whose pods are not known.
+        if pods.is_empty() {
+            self.queue.send(self.event_about_claim(claim, reason, &note));
         }
     }
 
@@ -214,16 +219,16 @@ impl EventRecorder {
                 uid: Some(pod.uid.clone()),
                 ..ObjectReference::default()
             }),
-            related: Some(ObjectReference {
-                api_version: Some("resource.k8s.io/v1".to_owned()),
-                kind: Some("ResourceClaim".to_owned()),
-                name: claim.metadata.name.clone(),
-                namespace: claim.metadata.namespace.clone(),
-                uid: claim.metadata.uid.clone(),
-                ..ObjectReference::default()
-            }),
+            related: Some(claim_reference(claim)),
             ..self.warning(pod.name.as_str(), namespace, reason, ACTION, note)
         }
+    }
+
+    fn event_about_claim(&self, claim: &ResourceClaim, reason: EventReason, note: &str) -> Event {
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let warning = self.warning(name, namespace, reason, ACTION, note);
+        Event { regarding: Some(claim_reference(claim)), ..warning }
     }
 
     /// Returns a warning without its objects. `name` is the name of the object that it is about.
@@ -267,4 +272,15 @@ fn truncated(note: &str) -> String {
 /// Returns the longest prefix of `text` with at most `bytes` bytes.
 fn prefix(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
+}
+
+fn claim_reference(claim: &ResourceClaim) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("resource.k8s.io/v1".to_owned()),
+        kind: Some("ResourceClaim".to_owned()),
+        name: claim.metadata.name.clone(),
+        namespace: claim.metadata.namespace.clone(),
+        uid: claim.metadata.uid.clone(),
+        ..ObjectReference::default()
+    }
 }

@@ -359,6 +359,26 @@ async fn refused_claim_leaves_no_files_and_an_event() {
 }
 
 #[tokio::test]
+async fn refused_claim_of_a_pod_group_has_an_event_of_its_own() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let mut elsewhere = claim("a", &[(0, 1, 0)]);
+    elsewhere["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("node-b");
+    elsewhere["status"]["reservedFor"] = json!([{
+        "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g",
+    }]);
+    node.api.put_claim(elsewhere.clone());
+
+    kubelet.prepare(asked("a")).await.expect_err("refused");
+
+    let event = node.api.wait_for("an event", |api| api.events().pop()).await;
+    assert_eq!(event["reason"], "FailedPrepareDynamicResources");
+    assert_eq!(event["regarding"]["kind"], "ResourceClaim");
+    assert_eq!(event["regarding"]["uid"], elsewhere["metadata"]["uid"]);
+}
+
+#[tokio::test]
 async fn unsupported_parameters_are_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;

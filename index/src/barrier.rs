@@ -14,6 +14,7 @@ use crate::claims::ClaimEntry;
 use crate::groups::GroupKey;
 use crate::index::Index;
 use crate::pods::PodEntry;
+use crate::work::is_of_group_of;
 
 /// The state of an allocation at the barrier of its group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -118,8 +119,20 @@ impl Index {
 
     /// Returns true if an allocation for the pod has a barrier: further pods of its group are not
     /// bound.
+    ///
+    /// A claim of a PodGroup has none. kube-scheduler reserves it for the PodGroup and not for each
+    /// pod, so the reservation does not show which pods have a node; with such claims,
+    /// kube-scheduler places the pods of the PodGroup all together.
     pub fn has_barrier(&self, pod: &PodUid) -> bool {
         let Some(group) = self.group_of(pod) else { return false };
+        let entry = self.pods.get(pod);
+        let has_claim_of_group = entry.is_some_and(|pod| {
+            let claims = self.claims_of(pod).into_iter().flatten();
+            claims.into_iter().any(|claim| is_of_group_of(claim, pod))
+        });
+        if has_claim_of_group {
+            return false;
+        }
         let bound = self.members_of(group).filter(|pod| !pod.is_waiting()).count();
         bound + 1 < self.group_size(group) as usize
     }
@@ -132,11 +145,13 @@ impl Index {
     }
 
     /// Returns true if kube-scheduler has a node for the pod: it has reserved all of its claims.
+    /// Those of its PodGroup do not show it.
     fn has_arrived(&self, pod: &PodEntry, entries: &[&ClaimEntry]) -> bool {
         let is_reserved = |entry: &&ClaimEntry| {
             entry.allocation().is_some()
                 && entry.reserved_for().iter().any(|consumer| consumer.uid == pod.uid.as_str())
         };
-        !entries.is_empty() && entries.iter().all(is_reserved)
+        let mut own = entries.iter().filter(|entry| !is_of_group_of(entry, pod)).peekable();
+        own.peek().is_some() && own.all(is_reserved)
     }
 }

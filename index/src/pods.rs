@@ -38,6 +38,8 @@ pub(crate) struct PodEntry {
     pub(crate) nomination: Option<Nomination>,
     /// The group that it gets its devices with.
     pub(crate) group: Option<Box<GroupMember>>,
+    /// `spec.schedulingGroup.podGroupName`: claims may be that PodGroup's.
+    pub(crate) pod_group: Option<Box<str>>,
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<SchedulingConstraints>,
@@ -94,7 +96,7 @@ pub(crate) struct ClaimRef {
     pub(crate) name: Option<ClaimName>,
     /// The pod itself names the claim, validly or not; otherwise see [`crate::generated`].
     pub(crate) stated: bool,
-    /// It is generated from a template, so it has to be owned by the pod.
+    /// It is generated from a template, so it has to be owned by the pod or its PodGroup.
     pub(crate) generated: bool,
 }
 
@@ -124,6 +126,11 @@ impl PodEntry {
             created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
             nomination: Nomination::of(object),
             group: GroupMember::of(object).map(Box::new),
+            pod_group: spec
+                .scheduling_group
+                .as_ref()
+                .and_then(|group| group.pod_group_name.as_deref())
+                .map(Into::into),
             claims: claims(object),
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),

@@ -11,12 +11,13 @@ use k8s_openapi::api::resource::v1::{
     AllocatedDeviceStatus, AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
     ResourceClaimStatus,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_allocator::model::Claim;
 use tessera_api::resize::{apply_sizes, changed_size};
 
 use crate::barrier::BarrierState;
 use crate::generated::{GeneratedFor, generated_for};
+use crate::pod_groups::PodGroupApi;
 
 /// The object of a claim as last seen.
 #[derive(Debug, Clone)]
@@ -26,8 +27,8 @@ pub(crate) struct StoredClaim {
     /// The UID of the controlling owner.
     controller: Option<Box<str>>,
     generated_for: Option<Box<GeneratedFor>>,
-    /// True if a PodGroup is the controlling owner (KEP-5729).
-    is_of_pod_group: bool,
+    /// The PodGroup that is the controlling owner (KEP-5729).
+    pod_group: Option<Box<str>>,
     /// A digest of labels and annotations.
     metadata_digest: u64,
     content: Content,
@@ -79,6 +80,13 @@ fn resized_shares(status: &ResourceClaimStatus) -> Box<[AllocatedDeviceStatus]> 
     devices.iter().filter(is_resized).cloned().collect()
 }
 
+/// Returns true if the owner is a PodGroup of Kubernetes, of any version
+/// (`resourceclaim.isForPodGroupByPod` of `k8s.io/dynamic-resource-allocation`).
+fn is_pod_group(owner: &OwnerReference) -> bool {
+    let group = owner.api_version.split_once('/').map(|(group, _)| group);
+    owner.kind == "PodGroup" && group == Some(PodGroupApi::Kubernetes.name())
+}
+
 fn metadata_digest(metadata: &ObjectMeta) -> u64 {
     let mut digest = DefaultHasher::new();
     (&metadata.labels, &metadata.annotations).hash(&mut digest);
@@ -108,7 +116,9 @@ impl StoredClaim {
             is_deleting: object.metadata.deletion_timestamp.is_some(),
             controller: controller.map(|owner| owner.uid.as_str().into()),
             generated_for: generated_for(object).map(Box::new),
-            is_of_pod_group: controller.is_some_and(|owner| owner.kind == "PodGroup"),
+            pod_group: controller
+                .filter(|owner| is_pod_group(owner))
+                .map(|owner| owner.name.as_str().into()),
             metadata_digest: metadata_digest(&object.metadata),
             content,
         }
@@ -190,9 +200,9 @@ impl StoredClaim {
         self.controller.as_deref() == Some(uid)
     }
 
-    /// Returns true if a PodGroup is the controlling owner.
-    pub(crate) fn is_of_pod_group(&self) -> bool {
-        self.is_of_pod_group
+    /// Returns the PodGroup that is the controlling owner, by its name: pods do not know its UID.
+    pub(crate) fn pod_group(&self) -> Option<&str> {
+        self.pod_group.as_deref()
     }
 
     /// Returns the pod and the entry that the claim was generated for.

@@ -42,8 +42,6 @@ pub enum PlanningBlocker {
     /// Another pod is bound with the claim, which is not allocated and has to be on that pod's
     /// node.
     BoundPod,
-    /// The claim was generated for a PodGroup (KEP-5729), and not for the pod.
-    PodGroupClaim,
     /// The group of the pod.
     Group(GroupProblem),
 }
@@ -102,9 +100,7 @@ impl Index {
     /// Returns the pod as the allocator's input; none if a claim is missing or nothing is to be
     /// decided.
     pub(crate) fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
-        let Some(entries) = self.claims_of(pod) else {
-            return self.pod_group_claim(pod).map_or(Ok(None), Err);
-        };
+        let Some(entries) = self.claims_of(pod) else { return Ok(None) };
         let mut claims = Vec::with_capacity(entries.len());
         let mut ours = false;
         for entry in entries {
@@ -141,20 +137,6 @@ impl Index {
             }
         }
         Ok(ours.then(|| pod.pending(claims)))
-    }
-
-    /// Returns that the pod cannot be planned because a claim of it is that of a PodGroup.
-    fn pod_group_claim(&self, pod: &PodEntry) -> Option<Blocked> {
-        let named = pod.claims.iter().filter(|reference| reference.generated);
-        let named = named.filter_map(|one| self.claim_named(pod, one.name.as_ref()?));
-        let is_of_group = |entry: &&ClaimEntry| {
-            let object = entry.object.as_ref();
-            object.is_some_and(StoredClaim::is_of_pod_group)
-                && matches!(self.scope(&entry.claim.uid), Some(Scope::Ours | Scope::Mixed))
-        };
-        let claim = named.filter(is_of_group).map(|entry| entry.claim.uid.clone()).next()?;
-        let blocker = PlanningBlocker::PodGroupClaim;
-        Some(Blocked { pod: pod.uid.clone(), claim, blocker })
     }
 
     /// Returns the claims of a pod; none unless all exist, are not being deleted and belong to it.
@@ -244,6 +226,15 @@ impl Index {
     }
 }
 
+/// Returns true if the claim was generated for the pod, or for its PodGroup (KEP-5729). Without the
+/// feature gate `DRAWorkloadResourceClaims` no pod names a claim of the latter kind.
 pub(crate) fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
-    entry.object.as_ref().is_some_and(|object| object.is_controlled_by(pod.uid.as_str()))
+    let is_of_pod = |object: &StoredClaim| object.is_controlled_by(pod.uid.as_str());
+    entry.object.as_ref().is_some_and(is_of_pod) || is_of_group_of(entry, pod)
+}
+
+/// Returns true if the claim was generated for the PodGroup of the pod.
+pub(crate) fn is_of_group_of(entry: &ClaimEntry, pod: &PodEntry) -> bool {
+    let group = entry.object.as_ref().and_then(StoredClaim::pod_group);
+    group.is_some() && group == pod.pod_group.as_deref()
 }

@@ -569,30 +569,36 @@ fn claim_for_two_drivers_blocks_its_pod() {
 }
 
 #[test]
-fn claim_of_a_pod_group_blocks_its_pods() {
-    let of_group = |mut claim: Value| {
+fn claim_of_a_pod_group_is_that_of_its_pods() {
+    let of_group = |kind: &str, api: &str| {
+        let mut claim = claim("g-gpu-x", "gpu.tessera.dev");
         claim["metadata"]["ownerReferences"] = json!([{
-            "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "g",
-            "uid": "uid-g", "controller": true,
+            "apiVersion": api, "kind": kind, "name": "g", "uid": "uid-g", "controller": true,
         }]);
         claim
     };
-    let mut named = pod_from_template("p");
-    named["status"] = json!({
-        "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "g-gpu-x"}],
-    });
-    let mut fed = Fed::with_gpu();
-    fed.claim(of_group(claim("g-gpu-x", "gpu.tessera.dev")));
-    fed.pod(named.clone());
-    let work = fed.index.work();
-    assert!(work.pending.is_empty());
-    assert_eq!(work.blocked[0].blocker, PlanningBlocker::PodGroupClaim);
-
-    let mut fed = Fed::with_gpu();
-    fed.class("nic", "device.driver == 'nic.example.com'");
-    fed.claim(of_group(claim("g-gpu-x", "nic")));
-    fed.pod(named);
-    assert!(fed.index.work().blocked.is_empty(), "kube-scheduler allocates it");
+    let in_group = |name: &str, group: &str| {
+        let mut pod = naming(pod_from_template(name), "g-gpu-x");
+        pod["spec"]["schedulingGroup"] = json!({"podGroupName": group});
+        pod
+    };
+    let pending = |claim: Value, pod: Value| {
+        let mut fed = Fed::with_gpu();
+        fed.claim(claim);
+        fed.pod(pod);
+        let work = fed.index.work();
+        assert!(work.blocked.is_empty());
+        work.pending.len()
+    };
+    let of_ours = || of_group("PodGroup", "scheduling.k8s.io/v1beta1");
+    assert_eq!(pending(of_ours(), in_group("p", "g")), 1);
+    let later = of_group("PodGroup", "scheduling.k8s.io/v1");
+    assert_eq!(pending(later, in_group("p", "g")), 1, "of any version");
+    assert_eq!(pending(of_ours(), in_group("p", "h")), 0, "of another PodGroup");
+    assert_eq!(pending(of_ours(), naming(pod_from_template("p"), "g-gpu-x")), 0, "of none");
+    let foreign = of_group("PodGroup", "scheduling.volcano.sh/v1beta1");
+    assert_eq!(pending(foreign, in_group("p", "g")), 0, "of another API");
+    assert_eq!(pending(of_group("Job", "batch/v1"), in_group("p", "g")), 0);
 }
 
 #[test]

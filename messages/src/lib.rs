@@ -191,7 +191,6 @@ pub fn blocker_reason(blocker: PlanningBlocker) -> EventReason {
     match blocker {
         PlanningBlocker::MixedDrivers => events::MIXED_DRIVERS,
         PlanningBlocker::BoundPod => events::CLAIM_IN_USE,
-        PlanningBlocker::PodGroupClaim => events::NOT_SUPPORTED,
         PlanningBlocker::Group(_) => events::GROUP_INCOMPLETE,
     }
 }
@@ -207,11 +206,6 @@ pub fn blocker_message(claim: &str, blocker: PlanningBlocker) -> String {
         PlanningBlocker::BoundPod => format!(
             "ResourceClaim {claim} is not allocated, and another pod that uses it is bound; \
              it must be allocated on the node of that pod first"
-        ),
-        PlanningBlocker::PodGroupClaim => format!(
-            "ResourceClaim {claim} belongs to a PodGroup, whose claims Tessera does not allocate \
-             yet; leave the entry out of the PodGroup, so that each pod has its own claim, or name \
-             one ResourceClaim in all pods"
         ),
         PlanningBlocker::Group(problem) => group_message(problem),
     }

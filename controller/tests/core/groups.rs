@@ -284,6 +284,65 @@ fn pods_of_a_pod_group_wait_for_the_object_and_its_minimum() {
 }
 
 #[test]
+fn claim_of_a_pod_group_is_allocated_once_for_all_its_pods() {
+    let mut world = World::new();
+    for node in ["node-a", "node-b"] {
+        world.add_node(node, 4);
+    }
+    let pod_group = json!({
+        "metadata": {"namespace": "default", "name": "train"},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
+    });
+    world.put(WatchedKind::PodGroup, pod_group);
+    let mut claim = objects::claim("train-gpu-x", "10Gi");
+    claim["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "train",
+        "uid": "uid-train", "controller": true,
+    }]);
+    world.put(WatchedKind::Claim, claim);
+    let pods = ["a", "b", "c"];
+    for name in pods {
+        let mut pod = objects::pod(name, &[]);
+        pod["spec"]["schedulingGroup"] = json!({"podGroupName": "train"});
+        pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
+        pod["status"]["resourceClaimStatuses"] =
+            json!([{"name": "gpu", "resourceClaimName": "train-gpu-x"}]);
+        world.put(WatchedKind::Pod, pod);
+        if name == "a" {
+            world.settle();
+            assert_eq!(world.place("train-gpu-x"), None, "the group has two pods");
+        }
+    }
+    world.settle();
+    let place = world.place("train-gpu-x").unwrap();
+    assert_eq!(world.writes.len(), 1);
+    assert!(world.has_met_conditions("train-gpu-x"), "no barrier");
+    // kube-scheduler reserves it for the PodGroup and binds the pods.
+    world.edit(WatchedKind::Claim, "train-gpu-x", |claim| {
+        claim["status"]["reservedFor"] = json!([{
+            "apiGroup": "scheduling.k8s.io", "resource": "podgroups",
+            "name": "train", "uid": "uid-train",
+        }]);
+    });
+    let node = place.split('/').next().unwrap();
+    for name in pods {
+        world.edit(WatchedKind::Pod, name, |pod| pod["spec"]["nodeName"] = node.into());
+    }
+    world.settle();
+    world.pass(Duration::from_secs(120));
+    for name in pods {
+        world.edit(WatchedKind::Pod, name, |pod| pod["status"]["phase"] = "Succeeded".into());
+    }
+    world.settle();
+    world.pass(Duration::from_secs(120));
+    assert_eq!(world.place("train-gpu-x"), Some(place), "the PodGroup keeps it");
+    assert_eq!(world.writes.len(), 1);
+    let expected = events::GROUP_INCOMPLETE.name();
+    let mut notices = world.notices.iter();
+    assert!(notices.all(|notice| notice.reason.name() == expected), "{:?}", world.notices);
+}
+
+#[test]
 fn pods_get_devices_alone_where_no_pod_groups_are_served() {
     let mut world = World::new();
     world.add_node("node-a", 4);

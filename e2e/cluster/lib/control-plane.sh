@@ -99,12 +99,13 @@ exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1
 END
 }
 
-# Restarts the control plane with Kubernetes' PodGroups, which are off by default, or without them.
+# Restarts the control plane and the kubelets with Kubernetes' PodGroups and their claims, which are
+# off by default, or without them.
 pod_groups_switch() { # on|off
-  local directory=$rundir/$control_plane component
+  local directory=$rundir/$control_plane component node
   case $1 in
     on)
-      workload_gates='--feature-gates GenericWorkload=true'
+      workload_gates='--feature-gates GenericWorkload=true,DRAWorkloadResourceClaims=true'
       workload_api='--runtime-config scheduling.k8s.io/v1beta1=true'
       ;;
     off) ;;
@@ -120,6 +121,11 @@ pod_groups_switch() { # on|off
   wait_for "the API server" kubectl_admin get --raw /readyz
   component_start "$control_plane" kube-controller-manager
   component_start "$control_plane" kube-scheduler
+  for node in "${node_names[@]}"; do
+    kubelet_config "$node" "$rundir/$node"
+    component_stop "$node" kubelet TERM
+    component_start "$node" kubelet
+  done
 }
 
 # Deletes the bindings of the chart's admission policies, which disables them, or restores them.

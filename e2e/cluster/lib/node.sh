@@ -109,7 +109,7 @@ END
   cat >"$directory/kubelet.sh" <<END
 export PATH="$bin:\$PATH"
 exec "$bin/kubelet" --config "$directory/kubelet.yaml" --kubeconfig "$directory/kubelet.kubeconfig" \\
-  --hostname-override $node --node-ip ${address[$node]} --node-labels e2e.tessera.dev/world=${world[$node]}
+  --hostname-override $node --node-ip ${address[$node]} --node-labels e2e.tessera.dev/world=${world[$node]} $workload_gates
 END
 }
 

@@ -56,6 +56,11 @@ impl TestBed {
         Self { config, client, operations, plugin, sizes, gpu_nodes, namespace }
     }
 
+    /// Waits until all nodes publish their GPUs, as at the first trial.
+    pub(super) async fn wait_published(&self) -> anyhow::Result<()> {
+        Ok(self.gpu_nodes.publish(&self.client).await?)
+    }
+
     /// Returns the sizes of the long trials.
     pub(super) fn sizes(&self) -> Sizes {
         self.sizes
@@ -88,7 +93,7 @@ impl TestBed {
         // Left by an interrupted run.
         leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
         leftovers::none_allocated(&self.client).await?;
-        self.gpu_nodes.publish(&self.client).await?;
+        self.wait_published().await?;
         leftovers::create_namespace(&self.client, &self.namespace).await?;
         let outcome = match trial(self.clone()).await {
             Err(error) => match error.downcast::<Skip>() {
