@@ -12,7 +12,8 @@ use crate::index::Index;
 const MAX_WITH_ROOM: usize = 32;
 
 impl Index {
-    /// Returns true if all ResourceSlices of the node's GPUs are published.
+    /// Returns true if the node has GPUs, and all ResourceSlices of them are published. The driver
+    /// publishes an empty slice on a node on which it finds none yet.
     pub fn publishes_gpus(&self, node: &NodeName) -> bool {
         let id = PoolId { driver: DriverName::ours(), pool: PoolName::of_node(node) };
         let slices = || self.slices_of.get(&id).filter_map(|name| self.published.get(name));
@@ -20,6 +21,7 @@ impl Index {
         let of_newest = || slices().filter(|slice| slice.generation == newest);
         let published = i64::try_from(of_newest().count()).unwrap_or(i64::MAX);
         of_newest().all(|slice| slice.slice_count == published)
+            && of_newest().any(|slice| !slice.devices.is_empty())
     }
 
     /// Returns the node that new nodes of its group are taken to equal: among those that publish

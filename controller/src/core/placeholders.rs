@@ -22,6 +22,7 @@
 mod pod;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -60,7 +61,7 @@ const MAX_NODES: usize = 2_000;
 /// The groups of nodes, their nodes and placeholders.
 #[derive(Debug, Default)]
 pub(super) struct Placeholders {
-    settings: Option<NodeGroups>,
+    settings: Option<Arc<NodeGroups>>,
     nodes: BTreeMap<NodeGroupName, BTreeMap<NodeName, GroupNode>>,
     pods: BTreeMap<PodName, Placeholder>,
     /// Pods with a write that has not ended, each with its group.
@@ -108,7 +109,7 @@ struct GroupState {
 
 impl Placeholders {
     pub(super) fn new(settings: Option<NodeGroups>) -> Self {
-        Self { settings, ..Self::default() }
+        Self { settings: settings.map(Arc::new), ..Self::default() }
     }
 
     /// Takes in a node.

@@ -123,6 +123,8 @@ fn placeholder_asks_for_a_node_until_its_gpus_are_published() {
     assert_eq!(world.placeholders(), [at("tessera-node-a-0", "")], "it may get its place there");
     world.bind_to("tessera-node-a-0", "node-new");
     assert_eq!(world.placeholders(), [at("tessera-node-a-0", "node-new")], "no GPUs yet");
+    world.put(WatchedKind::Slice, objects::slice("node-new", 0));
+    assert_eq!(world.placeholders(), [at("tessera-node-a-0", "node-new")], "none found");
     world.publish("node-new");
     world.settle();
     assert!(world.place("p").unwrap().starts_with("node-new/"));
