@@ -31,12 +31,6 @@
 //! (claims being written), `templates` (those of converted pods), `holds` (what is left alone, and
 //! for how long), `placements` and `misplacements` (the causes of holds), and `notices` (the last
 //! events of each pod).
-//!
-//! # Parts to come
-//! | feature | file | place and means |
-//! |---|---|---|
-//! | drains | `drain.rs` | after `preempt`: `Evict` with the same budget |
-//! | defragmentation | `defragment.rs` | after `drain`: `Evict` with the same budget |
 
 pub mod clock;
 pub mod effect;
