@@ -213,6 +213,10 @@ bench-controller: ## Measure the controller on a generated cluster (minutes): NO
 	done
 	$(target)/release/scale --nodes $(or $(NODES),5000) --shares $(or $(SHARES),10000)
 
+.PHONY: bench-day-cluster
+bench-day-cluster: ## A rolling day on a real control plane with hollow nodes (root and Go; OPTIONS=--help)
+	@e2e/cluster/day.sh $(OPTIONS)
+
 .PHONY: bench-cluster
 bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)
 	@e2e/cluster/bench.sh $(OPTIONS)

@@ -26,6 +26,7 @@ pub mod operations;
 pub mod plugin;
 pub mod proxy;
 pub mod random;
+pub mod rolling_day;
 pub mod runner;
 pub mod scenario;
 pub mod served;

@@ -17,5 +17,6 @@ pub mod report;
 pub mod round;
 pub mod usage;
 
-mod quantiles;
+pub(crate) mod preparation;
+pub(crate) mod quantiles;
 mod scheduler;

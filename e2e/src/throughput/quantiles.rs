@@ -1,7 +1,7 @@
 //! Quantiles of samples.
 
 /// Returns the percentile by the nearest-rank method; `None` without samples.
-pub(super) fn percentile(samples: &[f64], percent: u32) -> Option<f64> {
+pub(crate) fn percentile(samples: &[f64], percent: u32) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (sorted.len() * percent as usize).div_ceil(100).max(1);

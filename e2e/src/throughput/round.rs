@@ -1,40 +1,27 @@
 //! One round of the benchmark: a new control plane, one allocator, one load.
 
 use std::path::Path;
-use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::DeleteParams;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tessera_api::slice::Fence;
 use tokio::time::Instant;
 
 use super::load::{Load, PodTimes};
 use super::plan::{Allocator, Limits, Workload};
+use super::preparation::{
+    NAMESPACE, TIMEOUT, wait_default_service_account, wait_nodes_schedulable,
+    wait_policies_in_force,
+};
 use super::quantiles::percentile;
 use super::scheduler;
 use super::usage::{self, Usages};
 use crate::hollow::{HollowNodes, HollowNodesSpec};
-use crate::inventory::DRIVER;
 use crate::wait::{self, CheckResult};
-
-/// Time limit of each preparation step. kube-controller-manager removes the taints of new nodes
-/// under its own client limits, one request per node.
-const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Additional time limit for each node to be ready: 5,000 nodes took 57 s on two idle cores.
-const TIME_PER_NODE: Duration = Duration::from_millis(100);
-
-/// Interval between requests that test whether the admission policies are in force. No watch
-/// reports that.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Namespace of the pods, which are the cluster's only load.
-const NAMESPACE: &str = "default";
 
 /// Quantiles of a duration in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -217,64 +204,6 @@ fn seconds(from: Instant, to: Instant) -> f64 {
     to.checked_duration_since(from).map_or_else(|| -(from - to).as_secs_f64(), |d| d.as_secs_f64())
 }
 
-/// Waits until the administrator is denied to publish a GPU; only the policies deny it.
-async fn wait_policies_in_force(client: &Client) -> anyhow::Result<()> {
-    let slices: Api<ResourceSlice> = Api::all(client.clone());
-    let forged = serde_json::from_value(json!({
-        "metadata": {"name": "forged"},
-        "spec": {"driver": DRIVER, "nodeName": "forged", "pool": {"name": "forged", "generation": 1, "resourceSliceCount": 1}},
-    }))?;
-    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
-    let mut ticks = tokio::time::interval(RETRY_INTERVAL);
-    let denied = async {
-        loop {
-            ticks.tick().await;
-            match slices.create(&dry_run, &forged).await {
-                Err(kube::Error::Api(status))
-                    if status.message.contains("only tessera-driver publishes") =>
-                {
-                    break Ok(());
-                }
-                Ok(_) => {}
-                Err(error) => break Err(error),
-            }
-        }
-    };
-    let waited = tokio::time::timeout(TIMEOUT, denied).await;
-    Ok(waited.map_err(|_| {
-        anyhow::anyhow!("the admission policies are not in force after {TIMEOUT:?}")
-    })??)
-}
-
-/// Waits until kube-controller-manager has created the default service account.
-async fn wait_default_service_account(client: &Client) -> anyhow::Result<()> {
-    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), NAMESPACE);
-    let check = |account: Option<&ServiceAccount>| {
-        account.map_or_else(
-            || CheckResult::Pending("it does not exist".to_owned()),
-            |_| CheckResult::Done(()),
-        )
-    };
-    Ok(wait::until_one(accounts, "default", "the default service account", TIMEOUT, check).await?)
-}
-
-/// Waits until kube-controller-manager has removed its taints from the nodes. New nodes have
-/// `not-ready`.
-async fn wait_nodes_schedulable(client: &Client, nodes: u32) -> anyhow::Result<()> {
-    let api: Api<Node> = Api::all(client.clone());
-    let check = |seen: &[Node]| {
-        let is_free = |node: &&Node| {
-            let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-            !taints.any(|taint| taint.key.starts_with("node.kubernetes.io/"))
-        };
-        let free = seen.iter().filter(is_free).count();
-        CheckResult::done_if(free >= nodes as usize, || format!("{free} of {nodes} nodes"))
-    };
-    let what = "the nodes to be free of the taint node.kubernetes.io/not-ready";
-    let limit = TIMEOUT + TIME_PER_NODE * nodes;
-    Ok(wait::until(api, watcher::Config::default(), what, limit, check).await?)
-}
-
 async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     pods.delete("warm-up-1", &DeleteParams::default().grace_period(0)).await?;
@@ -292,6 +221,8 @@ async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::throughput::usage::Usage;
 
