@@ -4,7 +4,7 @@
 //! The pods are planned on the nodes of the group and on unused copies of one of them, its
 //! template. Copies that get a pod are the demand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_api::names::{HOST_NAME_LABEL, NodeName, PoolName};
@@ -123,20 +123,15 @@ impl<'s> Template<'s> {
         let mut node = Node { name: name.clone(), ..self.node.clone() };
         node.labels.insert(HOST_NAME_LABEL.to_owned(), name.to_string());
         cluster.nodes.insert(name.clone(), Arc::new(node));
-        let mut topology: Option<BTreeMap<_, _>> = None;
         for slice in &self.slices {
             let pool = self.pool_of(&name, &slice.pool);
             if let Some(links) = self.snapshot.topology.get(&slice.pool) {
-                let topology = topology.get_or_insert_with(|| (*cluster.topology).clone());
-                topology.insert(pool.clone(), Arc::clone(links));
+                Arc::make_mut(&mut cluster.topology).insert(pool.clone(), Arc::clone(links));
             }
             let object = format!("{}-{name}", slice.name);
             let nodes = NodeChoice::Node(name.clone());
             let copy = Slice { name: object.clone(), pool, nodes, ..slice.clone() };
             cluster.slices.insert(object, Arc::new(copy));
-        }
-        if let Some(topology) = topology {
-            cluster.topology = Arc::new(topology);
         }
         Some(name)
     }
