@@ -23,7 +23,7 @@ use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim,
 };
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource as _, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::names::{
@@ -412,6 +412,18 @@ fn concluded_devices(claim: &ResourceClaim, outcome: BarrierOutcome, at: Timesta
         device
     };
     results.iter().filter(|result| has_barrier(result)).map(device).collect()
+}
+
+/// Returns the parameters of all creations and replacements by the controller.
+pub(crate) fn post_parameters() -> PostParams {
+    let field_manager = Some(CONTROLLER_FIELD_MANAGER.to_owned());
+    PostParams { field_manager, ..PostParams::default() }
+}
+
+/// Returns the parameters of the deletion of the object with this UID and no other.
+pub(crate) fn delete_parameters(uid: &str) -> DeleteParams {
+    let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
+    DeleteParams { preconditions, ..DeleteParams::default() }
 }
 
 /// Returns the parameters of all patches by the controller.

@@ -17,16 +17,14 @@ use futures::{StreamExt, future};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, DeviceTaintRuleSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::PostParams;
 use kube::runtime::watcher::{self, DefaultBackoff, watcher};
 use kube::{Api, Client, Resource};
-use tessera_api::names::CONTROLLER_FIELD_MANAGER;
 use tessera_runtime::cluster::with_backoff;
 use tokio::time::Instant;
 
 pub use self::file::FenceRule;
 use self::report::{Damage, Reports};
-use crate::commit::REQUEST_TIMEOUT;
+use crate::commit::{REQUEST_TIMEOUT, post_parameters};
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 
@@ -168,10 +166,7 @@ impl FenceRestorer {
         live: Option<&DeviceTaintRule>,
     ) -> Result<DeviceTaintRule, RestoreError> {
         let request = async {
-            let parameters = PostParams {
-                field_manager: Some(CONTROLLER_FIELD_MANAGER.to_owned()),
-                ..PostParams::default()
-            };
+            let parameters = post_parameters();
             match live {
                 Some(live) => {
                     let rule = DeviceTaintRule { spec: wanted.spec().clone(), ..live.clone() };

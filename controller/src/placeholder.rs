@@ -7,11 +7,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client, Resource as _};
-use tessera_api::names::CONTROLLER_FIELD_MANAGER;
 
-use crate::commit::REQUEST_TIMEOUT;
+use crate::commit::{REQUEST_TIMEOUT, delete_parameters, post_parameters};
 use crate::core::effect::{PlaceholderChange, PlaceholderWrite};
 use crate::core::event::Event;
 use crate::leadership::Tenure;
@@ -24,11 +22,12 @@ pub async fn write_placeholder(client: &Client, tenure: Tenure, write: Placehold
 
 async fn write(client: &Client, write: &PlaceholderWrite) -> bool {
     let PlaceholderWrite { namespace, pod, change } = write;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace.as_str());
     let request = async {
         match change {
-            PlaceholderChange::Create(object) => create(client, namespace.as_str(), object).await,
+            PlaceholderChange::Create(object) => create(client, &pods, object).await,
             PlaceholderChange::Delete(uid) => {
-                delete(client, namespace.as_str(), pod.as_str(), uid).await
+                pods.delete(pod.as_str(), &delete_parameters(uid)).await.map(drop)
             }
         }
     };
@@ -52,7 +51,7 @@ fn is_as_wanted(change: &PlaceholderChange, code: u16) -> bool {
     }
 }
 
-async fn create(client: &Client, namespace: &str, object: &Pod) -> Result<(), kube::Error> {
+async fn create(client: &Client, pods: &Api<Pod>, object: &Pod) -> Result<(), kube::Error> {
     let mut object = object.clone();
     let class = object.spec.as_ref().and_then(|spec| spec.priority_class_name.as_deref());
     let classes: Api<PriorityClass> = Api::all(client.clone());
@@ -64,15 +63,5 @@ async fn create(client: &Client, namespace: &str, object: &Pod) -> Result<(), ku
         uid: class.metadata.uid.unwrap_or_default(),
         ..OwnerReference::default()
     }]);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let field_manager = Some(CONTROLLER_FIELD_MANAGER.to_owned());
-    let parameters = PostParams { field_manager, ..PostParams::default() };
-    pods.create(&parameters, &object).await.map(drop)
-}
-
-async fn delete(client: &Client, namespace: &str, pod: &str, uid: &str) -> Result<(), kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
-    let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-    pods.delete(pod, &parameters).await.map(drop)
+    pods.create(&post_parameters(), &object).await.map(drop)
 }

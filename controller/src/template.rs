@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use tessera_api::names::CONTROLLER_FIELD_MANAGER;
 
-use crate::commit::REQUEST_TIMEOUT;
+use crate::commit::{REQUEST_TIMEOUT, delete_parameters, post_parameters};
 use crate::core::effect::{TemplateChange, TemplateWrite};
 use crate::core::event::{Event, TemplateOutcome};
 use crate::leadership::Tenure;
@@ -31,13 +30,10 @@ async fn write(client: &Client, write: &TemplateWrite) -> TemplateOutcome {
         match &write.change {
             TemplateChange::Create(spec) => {
                 let object = object(name, spec);
-                templates.create(&parameters(), &object).await.map(Arc::new).map(Some)
+                templates.create(&post_parameters(), &object).await.map(Arc::new).map(Some)
             }
             TemplateChange::Delete(uid) => {
-                let uid = Some(uid.clone());
-                let preconditions = Some(Preconditions { uid, resource_version: None });
-                let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-                templates.delete(name, &parameters).await.map(|_| None)
+                templates.delete(name, &delete_parameters(uid)).await.map(|_| None)
             }
         }
     };
@@ -61,11 +57,6 @@ async fn write(client: &Client, write: &TemplateWrite) -> TemplateOutcome {
             TemplateOutcome::Refused { message: status.message.clone() }
         }
     }
-}
-
-fn parameters() -> PostParams {
-    let field_manager = Some(CONTROLLER_FIELD_MANAGER.to_owned());
-    PostParams { field_manager, ..PostParams::default() }
 }
 
 fn object(name: &str, spec: &ResourceClaimTemplateSpec) -> ResourceClaimTemplate {
