@@ -77,16 +77,6 @@ round() { # number, allocator, limits, options...
   rm -rf "$directory" "$(machine_record "$control_plane")"
 }
 
-build() {
-  (
-    cd "$repository"
-    cargo build --locked --profile "$cargo_profile" \
-      --package=tessera-e2e --bin=tessera-cluster-bench
-    # A separate build: in one command the packages would share the features of their dependencies.
-    cargo build --locked --profile "$cargo_profile" --package=tessera-controller
-  )
-}
-
 all_rounds() { # plan, options...
   local plan=$1 number=0 allocator limits
   shift
@@ -98,7 +88,7 @@ all_rounds() { # plan, options...
   done 3<<<"$plan"
 }
 
-build
+build_programs tessera-cluster-bench
 plan=$("$program" plan "$@")
 if [[ ! $plan =~ ^(stock|tessera|dialects|converted)\  ]]; then # --help
   echo "$plan"
@@ -110,7 +100,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 {
-  bin=$("$here/build.sh" etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm)
+  build_components
   all_rounds "$plan" "$@"
   "$program" report "$@" <"$rounds"
 } 9>&-

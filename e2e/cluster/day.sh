@@ -19,16 +19,6 @@ source "$here/lib/control-plane-alone.sh"
 
 program=$cargo_output/tessera-cluster-day
 
-build() {
-  (
-    cd "$repository"
-    cargo build --locked --profile "$cargo_profile" \
-      --package=tessera-e2e --bin=tessera-cluster-day
-    # A separate build: in one command the packages would share the features of their dependencies.
-    cargo build --locked --profile "$cargo_profile" --package=tessera-controller
-  )
-}
-
 day() { # options...
   local directory=$rundir/$control_plane
   # Without client limits, which would decide the result.
@@ -44,7 +34,7 @@ day() { # options...
     --pids "$directory/pids"
 }
 
-build
+build_programs tessera-cluster-day
 checked=$("$program" check "$@")
 if [ "$checked" != checked ]; then # --help
   echo "$checked"
@@ -56,6 +46,6 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 {
-  bin=$("$here/build.sh" etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm)
+  build_components
   day "$@"
 } 9>&-

@@ -20,17 +20,6 @@ source "$here/lib/control-plane-alone.sh"
 karpenter=$repository/testing/karpenter
 trial=$cargo_output/tessera-karpenter-trial
 
-build() {
-  (
-    cd "$repository"
-    cargo build --locked --profile "$cargo_profile" \
-      --package=tessera-e2e --bin=tessera-karpenter-trial
-    # A separate build: in one command the packages would share the features of their dependencies.
-    cargo build --locked --profile "$cargo_profile" --package=tessera-controller
-  )
-  bin=$("$here/build.sh" etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm)
-}
-
 # Builds Karpenter, and prints the directory of its module with the definitions of its objects.
 build_karpenter() { # directory
   mkdir -p "$1"
@@ -84,7 +73,8 @@ for fence; do
   esac
 done
 check_preconditions
-build
+build_programs tessera-karpenter-trial
+build_components
 lock
 trap finish EXIT
 trap 'exit 130' INT

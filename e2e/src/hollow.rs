@@ -142,6 +142,20 @@ impl HollowNodes {
         (json!({LABEL: self.owner}), json!([{"operator": "Exists"}]))
     }
 
+    /// Returns a pod for these nodes with such entries in `spec.resourceClaims`. It never starts.
+    pub fn pod(&self, name: &str, claims: &Value) -> Value {
+        let (node_selector, tolerations) = self.placement();
+        json!({
+            "metadata": {"name": name},
+            "spec": {
+                "nodeSelector": node_selector,
+                "tolerations": tolerations,
+                "containers": [{"name": "never-started", "image": "tessera/none"}],
+                "resourceClaims": claims,
+            },
+        })
+    }
+
     /// Keeps the nodes ready until an error occurs. Renewals are spread over time, as those of
     /// kubelets are.
     ///

@@ -20,6 +20,21 @@ check_preconditions() {
   done
 }
 
+# Builds the controller and a program of the package tessera-e2e.
+build_programs() { # name of the program
+  (
+    cd "$repository"
+    cargo build --locked --profile "$cargo_profile" --package=tessera-e2e --bin="$1"
+    # A separate build: in one command the packages would share the features of their dependencies.
+    cargo build --locked --profile "$cargo_profile" --package=tessera-controller
+  )
+}
+
+# Builds the components of Kubernetes, and sets the directory of their programs.
+build_components() {
+  bin=$("$here/build.sh" etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm)
+}
+
 finish() {
   local status=$? leftovers
   trap - EXIT

@@ -1,7 +1,6 @@
 //! `tessera-cluster-day`, the program behind `e2e/cluster/day.sh`, which starts the control plane.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kube::{Client, Config};
@@ -56,18 +55,8 @@ enum Output {
 }
 
 #[tokio::main]
-async fn main() -> ExitCode {
-    match run(Arguments::parse().command).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tessera-cluster-day: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn run(command: Command) -> anyhow::Result<()> {
-    let RunOptions { options: Options { size, output }, pids } = match command {
+async fn main() -> anyhow::Result<()> {
+    let RunOptions { options: Options { size, output }, pids } = match Arguments::parse().command {
         Command::Check(_) => {
             println!("checked");
             return Ok(());

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
 use kube::{Api, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::json;
 use tessera_api::names::{FENCE_RULE, MANAGED_TAINT_KEY};
 use tessera_api::slice::{Fence, is_fence_of, is_fenced_by_rule};
 use tokio::time::{Instant, sleep};
@@ -256,11 +256,11 @@ async fn keep_removing(rules: &Api<DeviceTaintRule>) -> anyhow::Result<usize> {
 /// Has pods with claims bound and deletes them, for [`REMOVAL`]. Returns the number of rounds.
 async fn keep_binding(test_bed: &TestBed, hollow: &HollowNodes) -> anyhow::Result<usize> {
     let end = Instant::now() + REMOVAL;
-    let (node_selector, tolerations) = hollow.placement();
+    let claims = json!([{"name": "gpu", "resourceClaimTemplateName": "share"}]);
     let mut rounds = 0;
     while Instant::now() < end {
         for number in 0..CLAIMS {
-            test_bed.create(waiting_pod(number, &node_selector, &tolerations)).await?;
+            test_bed.create(hollow.pod(&format!("claim-{number}"), &claims)).await?;
         }
         let check = |pods: &[Pod]| {
             let bound = pods.iter().filter(|pod| node_name(pod).is_some()).count();
@@ -274,16 +274,4 @@ async fn keep_binding(test_bed: &TestBed, hollow: &HollowNodes) -> anyhow::Resul
         rounds += 1;
     }
     Ok(rounds)
-}
-
-fn waiting_pod(number: usize, node_selector: &Value, tolerations: &Value) -> Value {
-    json!({
-        "metadata": {"name": format!("claim-{number}")},
-        "spec": {
-            "nodeSelector": node_selector,
-            "tolerations": tolerations,
-            "containers": [{"name": "never-started", "image": "tessera/none"}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "share"}],
-        },
-    })
 }

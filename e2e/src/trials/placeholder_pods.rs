@@ -122,17 +122,8 @@ async fn grow(test_bed: &TestBed, hollow: &HollowNodes) -> anyhow::Result<()> {
 }
 
 async fn create(test_bed: &TestBed, hollow: &HollowNodes, name: &str) -> anyhow::Result<()> {
-    let (node_selector, tolerations) = hollow.placement();
-    let pod = json!({
-        "metadata": {"name": name},
-        "spec": {
-            "nodeSelector": node_selector,
-            "tolerations": tolerations,
-            "containers": [{"name": "never-started", "image": "tessera/none"}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
-        },
-    });
-    test_bed.create(pod).await.map(drop)
+    let claims = json!([{"name": "gpu", "resourceClaimTemplateName": "gpu"}]);
+    test_bed.create(hollow.pod(name, &claims)).await.map(drop)
 }
 
 /// Waits until the pod is bound, and returns its node.

@@ -225,17 +225,8 @@ impl<'a> Load<'a> {
             })
             .collect();
         self.requested += claims.len();
-        let (node_selector, tolerations) = self.hollow.placement();
         let name = format!("pod-{}", self.pods);
-        let pod = json!({
-            "metadata": {"name": name},
-            "spec": {
-                "nodeSelector": node_selector,
-                "tolerations": tolerations,
-                "containers": [{"name": "never-started", "image": "tessera/none"}],
-                "resourceClaims": claims,
-            },
-        });
+        let pod = self.hollow.pod(&name, &json!(claims));
         // Before the creation, because its first event may arrive before the response.
         self.present.insert(name, claims.len());
         self.test_bed.create(pod).await?;
