@@ -5,6 +5,8 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 
+use serde_json::{Value, json};
+
 use super::test_bed::{TIMEOUT, TestBed, wait_all, wait_deleted};
 use crate::leftovers::holds_device;
 use crate::wait::{CheckResult, Watch};
@@ -86,6 +88,12 @@ pub(super) async fn wait_unallocated(test_bed: &TestBed, pod: &str) -> anyhow::R
     };
     let what = format!("the claim of {pod} to be released");
     wait_all(test_bed.claims(), &what, check).await
+}
+
+/// Returns the field of a GpuConfig that places shares where the most is allocated, whatever pods
+/// the controller has planned before.
+pub(super) fn binpack() -> Value {
+    json!({"placement": {"node": "Binpack", "device": "Binpack"}})
 }
 
 /// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved.

@@ -8,11 +8,10 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
-use super::refused_node::{first_choice, on_node, with_port};
+use super::refused_node::{create_packed_template, run_first, with_port};
 use super::test_bed::{TestBed, from_template, wait_all};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
-use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
@@ -56,11 +55,9 @@ pub(super) fn of_class(mut pod: Value, class: &str) -> Value {
 }
 
 async fn preempt(test_bed: &TestBed) -> TrialOutcome {
-    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    let node = first_choice(test_bed, "share").await?;
+    create_packed_template(test_bed, "share").await?;
     let victim = of_class(with_port(from_template("victim", "share")), UNIMPORTANT);
-    test_bed.create(on_node(victim, &node)).await?;
-    test_bed.wait_running("victim").await?;
+    let node = run_first(test_bed, victim).await?;
     tokio::select! {
         moved = fail_if_moved(test_bed, "important", &node) => { moved?; }
         placed = async {

@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 
-use super::deleted_early::unbound;
 use super::test_bed::{TestBed, from_template};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
@@ -50,22 +49,24 @@ pub(super) async fn everywhere(test_bed: TestBed) -> TrialOutcome {
     overcommit::check_during(&test_bed, releases_claim(&test_bed)).await
 }
 
-/// Returns the node that the controller selects for a pod with this template.
-pub(super) async fn first_choice(test_bed: &TestBed, template: &str) -> anyhow::Result<String> {
-    test_bed.create(unbound(from_template("first-choice", template))).await?;
-    let claim = placement::wait_allocated(test_bed, "first-choice", "allocated", |_| true).await?;
-    test_bed.delete(&["first-choice"]).await?;
-    placement::wait_unallocated(test_bed, "first-choice").await?;
-    Ok(placement::node_of(&claim).unwrap_or_default().to_owned())
+/// Creates a template for shares that are placed beside the first pod.
+pub(super) async fn create_packed_template(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
+    let capacity = json!({"memory": "10Gi", "cores": "10"});
+    test_bed.create_configured_template(name, DRIVER, capacity, placement::binpack()).await
 }
 
-/// The first pod blocks the second on the node that the controller selects. The second pod's claim
+/// Creates the pod, waits until it runs, and returns its node.
+pub(super) async fn run_first(test_bed: &TestBed, pod: Value) -> anyhow::Result<String> {
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    test_bed.create(pod).await?;
+    placement::check_colocated(test_bed, &name, &name).await
+}
+
+/// The first pod blocks the second on the node that the controller selects for both. The second pod's claim
 /// moves to another node.
 async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialOutcome {
-    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    let node = first_choice(test_bed, "share").await?;
-    test_bed.create(on_node(blocking(from_template("first", "share")), &node)).await?;
-    test_bed.wait_running("first").await?;
+    create_packed_template(test_bed, "share").await?;
+    let node = run_first(test_bed, blocking(from_template("first", "share"))).await?;
     let on_it = |claim: &_| placement::node_of(claim) == Some(&node);
     // Starts before the pod is created, because the allocation may be released within milliseconds.
     let mut claims = placement::start_claim_watch(test_bed).await?;
