@@ -12,7 +12,7 @@ use crate::leadership::Tenure;
 
 /// Evicts the pods one by one until an eviction does not succeed or the tenure is over. `client`
 /// does not repeat refused requests.
-pub async fn evict(client: &Client, tenure: Tenure, evictions: Evictions) -> Event {
+pub async fn evict(client: Client, tenure: Tenure, evictions: Evictions) -> Event {
     let Evictions { purpose, victims } = evictions;
     fault::point_async("evictions-decided").await;
     let mut outcomes = Vec::new();
@@ -21,7 +21,7 @@ pub async fn evict(client: &Client, tenure: Tenure, evictions: Evictions) -> Eve
             let outcome = if tenure.is_over() {
                 EvictionOutcome::Failed { message: "another replica leads".to_owned() }
             } else {
-                evict_pod(client, victim, is_dry_run).await
+                evict_pod(&client, victim, is_dry_run).await
             };
             let is_end =
                 matches!(outcome, EvictionOutcome::Refused { .. } | EvictionOutcome::Failed { .. });

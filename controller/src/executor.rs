@@ -9,7 +9,6 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use futures::stream;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -39,19 +38,19 @@ use crate::quota_status::write_quota_status;
 use crate::resize_status::write_resize_status;
 use crate::shell::Clients;
 use crate::template::write_template;
-use crate::write_queue::write_queued;
+use crate::write_queue::{BoundedWriteQueue, QueueTasks, WriteQueue};
 
 /// Performs effects.
 pub(crate) struct Executor {
     writes: mpsc::UnboundedSender<(Tenure, ClaimWrite)>,
     notices: mpsc::Sender<Notice>,
-    nominations: mpsc::Sender<(Tenure, NominationWrite)>,
+    nominations: BoundedWriteQueue<NominationWrite>,
     selectors: mpsc::UnboundedSender<(Namespace, Arc<str>)>,
-    templates: mpsc::UnboundedSender<(Tenure, TemplateWrite)>,
-    quotas: mpsc::UnboundedSender<(Tenure, QuotaStatusWrite)>,
-    resizes: mpsc::UnboundedSender<(Tenure, ResizeStatusWrite)>,
-    placeholders: mpsc::UnboundedSender<(Tenure, PlaceholderWrite)>,
-    evictions: mpsc::UnboundedSender<(Tenure, Evictions)>,
+    templates: WriteQueue<TemplateWrite>,
+    quotas: WriteQueue<QuotaStatusWrite>,
+    resizes: WriteQueue<ResizeStatusWrite>,
+    placeholders: WriteQueue<PlaceholderWrite>,
+    evictions: WriteQueue<Evictions>,
     reports: mpsc::UnboundedSender<Event>,
     tenure: Tenure,
 }
@@ -69,64 +68,34 @@ impl Executor {
     ) -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (reports, reported) = mpsc::unbounded_channel();
         let (notices, notice_queue) = mpsc::channel(MAX_OPEN_NOTICES);
-        let (nominations, mut nomination_queue) = mpsc::channel(MAX_QUEUED_NOMINATIONS);
         // Bounded by the claims: each has one open write.
         let (writes, write_queue) = mpsc::unbounded_channel();
         // Bounded by the namespaces: each has one selector at a time.
         let (selectors, selector_queue) = mpsc::unbounded_channel();
-        // Bounded by the templates: each has one open write.
-        let (templates, mut template_queue) = mpsc::unbounded_channel();
-        // Bounded by the quotas: each has one open write.
-        let (quotas, mut quota_queue) = mpsc::unbounded_channel();
-        // Bounded by the resizes: each has one open write.
-        let (resizes, mut resize_queue) = mpsc::unbounded_channel();
-        // Bounded by the maxima of the groups of nodes.
-        let (placeholders, mut placeholder_queue) = mpsc::unbounded_channel();
-        // Bounded by the preemptions under way.
-        let (evictions, mut eviction_queue) = mpsc::unbounded_channel();
         let reporter = Reporter {
             controller: events::Reporter::Controller.name().to_owned(),
             instance: Some(identity.to_owned()),
         };
         tasks.spawn("events", publish(client.clone(), reporter, notice_queue, reports.clone()));
-        let to = client.clone();
-        let nominate = async move |tenure, write| write_nomination(&to, tenure, write).await;
-        let queue = stream::poll_fn(move |context| nomination_queue.poll_recv(context));
-        tasks.spawn("nominations", write_queued(queue, reports.clone(), nominate));
         let writing = write_claims(Writer::new(client.clone()), write_queue, reports.clone());
         tasks.spawn("claim-writes", writing);
-        let to = client.clone();
-        let write = async move |tenure, write| write_template(&to, tenure, write).await;
-        let queue = stream::poll_fn(move |context| template_queue.poll_recv(context));
-        tasks.spawn("claim-templates", write_queued(queue, reports.clone(), write));
-        let to = client.clone();
-        let write = async move |tenure, write| write_quota_status(&to, tenure, write).await;
-        let queue = stream::poll_fn(move |context| quota_queue.poll_recv(context));
-        tasks.spawn("quota-statuses", write_queued(queue, reports.clone(), write));
-        let to = client.clone();
-        let write = async move |tenure, write| write_placeholder(&to, tenure, write).await;
-        let queue = stream::poll_fn(move |context| placeholder_queue.poll_recv(context));
-        tasks.spawn("placeholder-pods", write_queued(queue, reports.clone(), write));
-        let write = async move |tenure, write| write_resize_status(&client, tenure, write).await;
-        let queue = stream::poll_fn(move |context| resize_queue.poll_recv(context));
-        tasks.spawn("resize-statuses", write_queued(queue, reports.clone(), write));
-        let write = async move |tenure, write| evict(&evicting, tenure, write).await;
-        let queue = stream::poll_fn(move |context| eviction_queue.poll_recv(context));
-        tasks.spawn("evictions", write_queued(queue, reports.clone(), write));
         tasks.spawn("selectors", compile(selector_queue, reports.clone()));
-        let tenure = Tenure::endless();
+        let nominating = ("nominations", MAX_QUEUED_NOMINATIONS);
+        let to = || client.clone();
+        let mut with = QueueTasks { tasks, reports: reports.clone() };
+        let with = &mut with;
         let executor = Self {
             writes,
             notices,
-            nominations,
+            nominations: BoundedWriteQueue::start(with, nominating, to(), write_nomination),
             selectors,
-            templates,
-            quotas,
-            resizes,
-            placeholders,
-            evictions,
+            templates: WriteQueue::start(with, "claim-templates", to(), write_template),
+            quotas: WriteQueue::start(with, "quota-statuses", to(), write_quota_status),
+            resizes: WriteQueue::start(with, "resize-statuses", to(), write_resize_status),
+            placeholders: WriteQueue::start(with, "placeholder-pods", to(), write_placeholder),
+            evictions: WriteQueue::start(with, "evictions", evicting, evict),
             reports,
-            tenure,
+            tenure: Tenure::endless(),
         };
         (executor, reported)
     }
@@ -138,12 +107,11 @@ impl Executor {
 
     /// Queues a nomination. One that finds no room is dropped: it is only advice.
     fn nominate(&self, nomination: NominationWrite) {
-        if let Err(error) = self.nominations.try_send((self.tenure.clone(), nomination)) {
-            let (_, NominationWrite { pod, node, .. }) = error.into_inner();
-            let outcome = NominationOutcome::Failed;
-            // Only a core that has ended does not receive it.
-            let _ = self.reports.send(Event::NominationEnded { pod: pod.uid, node, outcome });
-        }
+        let Err(dropped) = self.nominations.push(&self.tenure, nomination) else { return };
+        let NominationWrite { pod, node, .. } = dropped;
+        let outcome = NominationOutcome::Failed;
+        // Only a core that has ended does not receive it.
+        let _ = self.reports.send(Event::NominationEnded { pod: pod.uid, node, outcome });
     }
 
     /// Starts an effect.
@@ -152,21 +120,11 @@ impl Executor {
             // Where the task has ended, the process ends too.
             Effect::Write(write) => drop(self.writes.send((self.tenure.clone(), write))),
             Effect::Nominate(nomination) => self.nominate(nomination),
-            Effect::WriteTemplate(write) => {
-                drop(self.templates.send((self.tenure.clone(), write)));
-            }
-            Effect::WriteQuotaStatus(write) => {
-                drop(self.quotas.send((self.tenure.clone(), write)));
-            }
-            Effect::WriteResizeStatus(write) => {
-                drop(self.resizes.send((self.tenure.clone(), write)));
-            }
-            Effect::WritePlaceholder(write) => {
-                drop(self.placeholders.send((self.tenure.clone(), write)));
-            }
-            Effect::Evict(evictions) => {
-                drop(self.evictions.send((self.tenure.clone(), evictions)));
-            }
+            Effect::WriteTemplate(write) => self.templates.push(&self.tenure, write),
+            Effect::WriteQuotaStatus(write) => self.quotas.push(&self.tenure, write),
+            Effect::WriteResizeStatus(write) => self.resizes.push(&self.tenure, write),
+            Effect::WritePlaceholder(write) => self.placeholders.push(&self.tenure, write),
+            Effect::Evict(evictions) => self.evictions.push(&self.tenure, evictions),
             Effect::Compile { namespace, expression } => {
                 drop(self.selectors.send((namespace, expression)));
             }

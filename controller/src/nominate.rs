@@ -16,12 +16,15 @@ use crate::leadership::Tenure;
 
 /// Writes one nomination, unless the tenure is over.
 pub(crate) async fn write_nomination(
-    client: &Client,
+    client: Client,
     tenure: Tenure,
     nomination: NominationWrite,
 ) -> Event {
-    let outcome =
-        if tenure.is_over() { NominationOutcome::Failed } else { write(client, &nomination).await };
+    let outcome = if tenure.is_over() {
+        NominationOutcome::Failed
+    } else {
+        write(&client, &nomination).await
+    };
     let NominationWrite { pod, node, .. } = nomination;
     Event::NominationEnded { pod: pod.uid, node, outcome }
 }

@@ -15,8 +15,8 @@ use crate::core::event::Event;
 use crate::leadership::Tenure;
 
 /// Writes one placeholder pod, unless the tenure is over.
-pub async fn write_placeholder(client: &Client, tenure: Tenure, write: PlaceholderWrite) -> Event {
-    let is_done = !tenure.is_over() && self::write(client, &write).await;
+pub async fn write_placeholder(client: Client, tenure: Tenure, write: PlaceholderWrite) -> Event {
+    let is_done = !tenure.is_over() && self::write(&client, &write).await;
     Event::PlaceholderEnded { pod: write.pod, is_done }
 }
 

@@ -13,7 +13,7 @@ use crate::leadership::Tenure;
 
 /// Writes one status, unless the tenure is over.
 pub(crate) async fn write_quota_status(
-    client: &Client,
+    client: Client,
     tenure: Tenure,
     write: QuotaStatusWrite,
 ) -> Event {
@@ -21,7 +21,7 @@ pub(crate) async fn write_quota_status(
     let outcome = if tenure.is_over() {
         QuotaStatusOutcome::Failed
     } else {
-        self::write(client, &quota, &json!(status)).await
+        self::write(&client, &quota, &json!(status)).await
     };
     Event::QuotaStatusEnded { quota, outcome }
 }

@@ -12,11 +12,11 @@ use crate::leadership::Tenure;
 
 /// Writes one status, unless the tenure is over.
 pub(crate) async fn write_resize_status(
-    client: &Client,
+    client: Client,
     tenure: Tenure,
     write: ResizeStatusWrite,
 ) -> Event {
-    let is_stored = !tenure.is_over() && self::write(client, &write).await;
+    let is_stored = !tenure.is_over() && self::write(&client, &write).await;
     Event::ResizeStatusEnded { resize: write.resize, is_stored }
 }
 

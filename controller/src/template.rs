@@ -17,9 +17,9 @@ use crate::leadership::Tenure;
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", CONTROLLER_FIELD_MANAGER);
 
 /// Writes one claim template, unless the tenure is over.
-pub(crate) async fn write_template(client: &Client, tenure: Tenure, write: TemplateWrite) -> Event {
+pub(crate) async fn write_template(client: Client, tenure: Tenure, write: TemplateWrite) -> Event {
     let outcome =
-        if tenure.is_over() { TemplateOutcome::Failed } else { self::write(client, &write).await };
+        if tenure.is_over() { TemplateOutcome::Failed } else { self::write(&client, &write).await };
     Event::TemplateEnded { template: write.template, outcome }
 }
 

@@ -26,7 +26,7 @@ async fn outcomes(api: &FakeApi, victims: &[&str]) -> Vec<(String, EvictionOutco
     let preemption = EvictionPurpose::Preemption { preemptor: reference("p") };
     let evictions = Evictions { purpose: preemption.clone(), victims };
     let Event::EvictionsEnded { purpose, outcomes } =
-        evict(&api.client(), Tenure::endless(), evictions).await
+        evict(api.client(), Tenure::endless(), evictions).await
     else {
         panic!("another event");
     };

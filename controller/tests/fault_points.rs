@@ -41,7 +41,7 @@ async fn each_fault_point_is_reached_after_the_write_before_it() {
         writer.conclude(&released, BarrierOutcome::Complete, at).await.unwrap();
         let (purpose, victims) = (EvictionPurpose::Recovery, vec![reference("victim")]);
         let evictions = Evictions { purpose, victims };
-        evict(&client, Tenure::endless(), evictions).await;
+        evict(client, Tenure::endless(), evictions).await;
     });
     let state = || {
         let object = api.get("resourceclaims", "default", "c").unwrap();

@@ -37,7 +37,7 @@ async fn write(api: &FakeApi, change: PlaceholderChange) -> bool {
         pod: PodName::new(NAME).unwrap(),
         change,
     };
-    match write_placeholder(&api.client(), Tenure::endless(), write).await {
+    match write_placeholder(api.client(), Tenure::endless(), write).await {
         Event::PlaceholderEnded { pod, is_done } if pod.as_str() == NAME => is_done,
         other => panic!("{other:?}"),
     }
