@@ -70,7 +70,7 @@ cache_key() {
       esac
     done
     components && sha256sum "${directories[@]/%//go.mod}" "${directories[@]/%//go.sum}" &&
-      sha256sum nic-driver/*.go && go env GOARCH
+      sha256sum ./*/*.go && go env GOARCH
   ) | sha256sum | cut -c1-16
 }
 

@@ -6,11 +6,12 @@
 #   musl-tools libc6-dev-i386                 building musl and 32-bit programs (trial `executables`)
 #   iproute2 openssl jq                       bridge and addresses of the nodes, PKI, JSON
 #   util-linux                                unshare, nsenter, mountpoint
+#   dbus                                      bus of the kubelet's graceful node shutdown
 #   shell checker (shellcheck)                make lint
 set -euo pipefail
 
 packages=(libseccomp-dev pkg-config gcc libc6-dev musl-tools libc6-dev-i386 iproute2 openssl jq
-  util-linux shellcheck)
+  util-linux dbus shellcheck)
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi

@@ -15,6 +15,9 @@
 #   node.sh freeze NODE CONTAINER        stop a container's process (SIGSTOP), by container ID
 #   node.sh thaw NODE CONTAINER          resume it (SIGCONT)
 #   node.sh reboot NODE                  end all of its processes, and start it without its /run
+#   node.sh graceful-shutdown NODE on|off   restart the kubelet so that it delays a shutdown until
+#                                        its pods have ended; off: from its next start on
+#   node.sh shut-down NODE               announce a shutdown, and wait until that kubelet permits it
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   same as restart
 #   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy;
 #                                        URL none: directly
@@ -47,6 +50,8 @@ main() {
       ;;
     restart) node_restart "$machine" "$1" ;;
     reboot) node_reboot "$machine" "$programs" ;;
+    graceful-shutdown) graceful_shutdown_switch "$machine" "$1" ;;
+    shut-down) node_shut_down "$machine" ;;
     restart-*) node_restart "$machine" "${action#restart-}" ;;
     stop) component_stop "$machine" "$1" TERM ;;
     kill)

@@ -25,6 +25,7 @@ mod gpu;
 mod gpu_drain;
 mod gpu_preemption;
 mod gpu_recovery;
+mod graceful_shutdown;
 mod groups;
 mod host_pid;
 mod hundred_pods;
@@ -289,6 +290,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("node-drained", node_drain::moves_all_pods),
         trial!("out-of-service", out_of_service::frees_devices),
         trial!("node-rebooted", reboot::restores_shares),
+        trial!("graceful-shutdown", graceful_shutdown::moves_pods),
         trial!("pod-group-objects", pod_group_objects::make_groups),
         trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),

@@ -16,6 +16,8 @@ source "$cluster_dir/lib/pki.sh"
 source "$cluster_dir/lib/control-plane.sh"
 # shellcheck source=lib/node.sh
 source "$cluster_dir/lib/node.sh"
+# shellcheck source=lib/graceful-shutdown.sh
+source "$cluster_dir/lib/graceful-shutdown.sh"
 # shellcheck source=lib/teardown.sh
 source "$cluster_dir/lib/teardown.sh"
 # shellcheck source=lib/oci.sh

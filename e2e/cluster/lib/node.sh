@@ -3,6 +3,9 @@
 # A node: containerd and kubelet in one machine, with a fake NVIDIA driver at the paths of the real
 # one.
 
+# Lines of the kubelet's configuration for a graceful shutdown (graceful-shutdown.sh).
+shutdown_periods=
+
 node_start() { # node
   local node=$1 directory=$rundir/$1
   node_boot "$node"
@@ -105,6 +108,7 @@ kubeAPIQPS: 200
 kubeAPIBurst: 400
 syncFrequency: 5s
 crashLoopBackOff: {maxContainerRestartPeriod: 1s}
+$shutdown_periods
 END
   cat >"$directory/kubelet.sh" <<END
 export PATH="$bin:\$PATH"

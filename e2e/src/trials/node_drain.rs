@@ -68,7 +68,7 @@ async fn wait_running(test_bed: &TestBed, but: Option<&str>) -> anyhow::Result<V
 }
 
 /// Waits until no claim is allocated on the node.
-async fn wait_released(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
+pub(super) async fn wait_released(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
     let check = |claims: &[ResourceClaim]| {
         let is_on = |claim: &&ResourceClaim| device_results(claim).any(|r| r.pool == node);
         let left = claims.iter().filter(is_on).count();

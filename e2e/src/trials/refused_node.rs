@@ -62,8 +62,8 @@ pub(super) async fn run_first(test_bed: &TestBed, pod: Value) -> anyhow::Result<
     placement::check_colocated(test_bed, &name, &name).await
 }
 
-/// The first pod blocks the second on the node that the controller selects for both. The second pod's claim
-/// moves to another node.
+/// The first pod blocks the second on the node that the controller selects for both. The second
+/// pod's claim moves to another node.
 async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialOutcome {
     create_packed_template(test_bed, "share").await?;
     let node = run_first(test_bed, blocking(from_template("first", "share"))).await?;
