@@ -16,7 +16,7 @@ use super::groups;
 use super::preemption::with_priority_classes;
 use super::resize;
 use super::test_bed::{TestBed, from_template, holder};
-use super::{overcommit, placement};
+use super::{defragmentation, gpu_drain, overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
@@ -77,6 +77,12 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
         full.refill(test_bed).await?;
     }
     full.delete(test_bed).await?;
+    for point in ["allocation-decided", "allocation-written"] {
+        drains_despite_crash(test_bed, &mut controller, point).await?;
+    }
+    let point = "allocation-written";
+    defragmentation::defragment(test_bed, async || controller.arm(point).await).await?;
+    controller.wait_killed(point).await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -181,6 +187,21 @@ async fn preempts_after_crash(
     let left = full.left(test_bed).await?;
     anyhow::ensure!(left.len() + 2 == before, "{left:?} of {before} are left after {point}");
     test_bed.delete(&[&pod]).await
+}
+
+/// The controller is killed while it allocates for the first pod that a drain of a GPU has moved.
+/// The drain continues with the next instance.
+async fn drains_despite_crash(
+    test_bed: &TestBed,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
+    gpu_drain::with_full_gpu(test_bed, async |used| {
+        controller.arm(point).await?;
+        gpu_drain::drain(test_bed, used).await?;
+        controller.wait_killed(point).await
+    })
+    .await
 }
 
 fn two_gpus() -> Value {

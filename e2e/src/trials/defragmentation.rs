@@ -19,34 +19,43 @@ use crate::wait::CheckResult;
 const GPUS: usize = 4;
 
 pub(super) async fn moves_a_share(test_bed: TestBed) -> TrialOutcome {
+    defragment(&test_bed, async || Ok(())).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// Moves a share for a pod that needs a whole GPU. `before` runs before the share is moved.
+pub(super) async fn defragment(
+    test_bed: &TestBed,
+    before: impl AsyncFnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let rules = test_bed.taint_rules().await?;
     test_bed.node_with("a100", GPUS).await?;
     let spread = json!({"placement": {"node": "Spread", "device": "Spread"}});
-    test_bed.create_configured_template("share", A100, json!({"memory": "5Gi"}), spread).await?;
+    test_bed.create_configured_template("spread", A100, json!({"memory": "5Gi"}), spread).await?;
     let exclusive = json!({"exclusive": true});
     test_bed.create_configured_template("whole", A100, json!(null), exclusive).await?;
-    let replica_sets = test_bed.create_replica_set("small", GPUS, "share").await?;
-    wait_small(&test_bed).await?;
+    let replica_sets = test_bed.create_replica_set("small", GPUS, "spread").await?;
+    wait_small(test_bed).await?;
     test_bed.create_holder("whole", "whole").await?;
-    wait_event_reason(&test_bed, "whole", "InsufficientDevices").await?;
+    wait_event_reason(test_bed, "whole", "InsufficientDevices").await?;
     let plugin = test_bed.plugin()?;
     let namespace = test_bed.namespace().to_owned();
     let command = ["defrag", "pod", "whole", "--namespace", &namespace];
     let plan = plugin.call(&command, "").await?.result;
     anyhow::ensure!(plan["result"] == "FitsAfterMoves", "{plan}");
     anyhow::ensure!(plan["moves"].as_array().is_some_and(|moves| moves.len() == 1), "{plan}");
+    before().await?;
     let apply = [&command[..], &["--apply", "--timeout", "2m"]].concat();
     let applied = plugin.call(&apply, "").await?;
     anyhow::ensure!(applied.code == 0, "{}", applied.result);
     let whole = test_bed.wait_running("whole").await?;
-    let whole = devices_of(&test_bed, &[whole]).await?;
-    let small = devices_of(&test_bed, &wait_small(&test_bed).await?).await?;
+    let whole = devices_of(test_bed, &[whole]).await?;
+    let small = devices_of(test_bed, &wait_small(test_bed).await?).await?;
     anyhow::ensure!(small.is_disjoint(&whole), "{small:?} and {whole:?}");
     anyhow::ensure!(rules.list(&ListParams::default()).await?.items.iter().all(is_no_cordon));
     replica_sets.delete("small", &DeleteParams::default()).await?;
     test_bed.delete(&["whole"]).await?;
-    wait_all(test_bed.pods(), "the pods to be deleted", CheckResult::none_left).await?;
-    Ok(Outcome::Passed(vec![]))
+    wait_all(test_bed.pods(), "the pods to be deleted", CheckResult::none_left).await
 }
 
 fn is_no_cordon(rule: &DeviceTaintRule) -> bool {

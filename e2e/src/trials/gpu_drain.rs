@@ -10,6 +10,7 @@ use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
+use super::placement::binpack;
 use super::test_bed::{TestBed, holder, phase, uid, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -20,51 +21,81 @@ use crate::wait::CheckResult;
 const REPLICAS: usize = 4;
 
 pub(super) async fn moves_shares(test_bed: TestBed) -> TrialOutcome {
-    test_bed.taint_rules().await?;
-    test_bed.node_with("h100", 2).await?;
-    let binpack = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
-    test_bed.create_configured_template("share", DRIVER, json!({"memory": "5Gi"}), binpack).await?;
-    create(&test_bed, "apps", "Deployment", deployment()).await?;
-    create(&test_bed, "policy", "PodDisruptionBudget", budget()).await?;
-    let before = wait_running(&test_bed, &BTreeSet::new()).await?;
-    let used = devices(&test_bed, &before).await?;
-    let Some((node, device)) = used.first().filter(|_| used.len() == 1) else {
-        return Err(anyhow::anyhow!("not all on one GPU: {used:?}"));
-    };
-    let gpu = format!("{node}/{device}");
-    let drained = drain(&test_bed, &gpu, &before).await;
-    // Later trials need the GPU.
-    let plugin = test_bed.plugin()?;
-    let back = plugin.call(&["uncordon", "gpu", &gpu], "").await?.result;
-    drained?;
-    anyhow::ensure!(back[0]["change"] == "uncordoned", "{back}");
-    delete(&test_bed, "policy", "PodDisruptionBudget").await?;
-    delete(&test_bed, "apps", "Deployment").await?;
-    let check = |pods: &[Pod]| CheckResult::done_if(pods.is_empty(), || "pods left".into());
-    wait_all(test_bed.pods(), "the pods to be deleted", check).await?;
+    with_full_gpu(&test_bed, async |gpu| {
+        check_dry_run(&test_bed, gpu).await?;
+        drain(&test_bed, gpu).await
+    })
+    .await?;
     Ok(Outcome::Passed(vec![]))
 }
 
+/// A GPU, and the pods that use it.
+pub(super) struct UsedGpu {
+    /// Its node and its device, as `kubectl tessera` takes them.
+    gpu: String,
+    pods: Vec<Pod>,
+}
+
+/// Starts a Deployment on one GPU, runs a part of a trial that drains the GPU, uncordons the GPU
+/// and deletes the Deployment.
+pub(super) async fn with_full_gpu(
+    test_bed: &TestBed,
+    part: impl AsyncFnOnce(&UsedGpu) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    test_bed.taint_rules().await?;
+    test_bed.node_with("h100", 2).await?;
+    let capacity = json!({"memory": "5Gi"});
+    test_bed.create_configured_template("drained", DRIVER, capacity, binpack()).await?;
+    create(test_bed, "apps", "Deployment", deployment()).await?;
+    create(test_bed, "policy", "PodDisruptionBudget", budget()).await?;
+    let pods = wait_running(test_bed, &BTreeSet::new()).await?;
+    let used = devices(test_bed, &pods).await?;
+    let Some((node, device)) = used.first().filter(|_| used.len() == 1) else {
+        return Err(anyhow::anyhow!("not all on one GPU: {used:?}"));
+    };
+    let used = UsedGpu { gpu: format!("{node}/{device}"), pods };
+    let drained = part(&used).await;
+    // Later trials need the GPU.
+    let back = test_bed.plugin()?.call(&["uncordon", "gpu", &used.gpu], "").await?.result;
+    drained?;
+    anyhow::ensure!(back[0]["change"] == "uncordoned", "{back}");
+    delete(test_bed, "policy", "PodDisruptionBudget").await?;
+    delete(test_bed, "apps", "Deployment").await?;
+    delete(test_bed, "resource.k8s.io", "ResourceClaimTemplate").await?;
+    let check = |pods: &[Pod]| CheckResult::done_if(pods.is_empty(), || "pods left".into());
+    wait_all(test_bed.pods(), "the pods to be deleted", check).await
+}
+
+/// Checks that `--dry-run` names all pods.
+async fn check_dry_run(test_bed: &TestBed, used: &UsedGpu) -> anyhow::Result<()> {
+    let arguments = ["drain", "gpu", &used.gpu, "--dry-run"];
+    let tried = test_bed.plugin()?.call(&arguments, "").await?.result;
+    anyhow::ensure!(tried["evicted"] == used.names(test_bed), "{tried}");
+    Ok(())
+}
+
 /// Drains the GPU. Its pods are evicted and run on other GPUs.
-async fn drain(test_bed: &TestBed, gpu: &str, before: &[Pod]) -> anyhow::Result<()> {
-    let plugin = test_bed.plugin()?;
-    let tried = plugin.call(&["drain", "gpu", gpu, "--dry-run"], "").await?.result;
-    let names: BTreeSet<String> =
-        before.iter().map(|pod| format!("{}/{}", test_bed.namespace(), pod.name_any())).collect();
-    anyhow::ensure!(tried["evicted"] == json!(names), "{tried}");
-    let arguments = ["drain", "gpu", gpu, "--grace-period", "1", "--timeout", "4m"];
+pub(super) async fn drain(test_bed: &TestBed, used: &UsedGpu) -> anyhow::Result<()> {
+    let arguments = ["drain", "gpu", &used.gpu, "--grace-period", "1", "--timeout", "4m"];
     let started = tokio::time::Instant::now();
-    let drained = plugin.call(&arguments, "").await?;
+    let drained = test_bed.plugin()?.call(&arguments, "").await?;
     let seconds = started.elapsed().as_secs_f64();
     anyhow::ensure!(drained.code == 0, "{}", drained.result);
-    anyhow::ensure!(drained.result["evicted"] == json!(names), "{}", drained.result);
+    anyhow::ensure!(drained.result["evicted"] == used.names(test_bed), "{}", drained.result);
     println!("    {REPLICAS} shares moved, one at a time, in {seconds:.0} s");
-    let old = before.iter().map(uid).collect();
-    let after = wait_running(test_bed, &old).await?;
-    let used = devices(test_bed, &after).await?;
-    let is_away = used.iter().all(|(node, device)| format!("{node}/{device}") != gpu);
-    anyhow::ensure!(is_away, "still on {gpu}: {used:?}");
+    let old = used.pods.iter().map(uid).collect();
+    let after = devices(test_bed, &wait_running(test_bed, &old).await?).await?;
+    let is_away = after.iter().all(|(node, device)| format!("{node}/{device}") != used.gpu);
+    anyhow::ensure!(is_away, "still on {}: {after:?}", used.gpu);
     Ok(())
+}
+
+impl UsedGpu {
+    /// Returns the namespaces and names of the pods, sorted.
+    fn names(&self, test_bed: &TestBed) -> Value {
+        let name = |pod: &Pod| format!("{}/{}", test_bed.namespace(), pod.name_any());
+        json!(self.pods.iter().map(name).collect::<BTreeSet<_>>())
+    }
 }
 
 /// Waits until all replicas run, other than those with these UIDs.
@@ -92,7 +123,7 @@ async fn devices(test_bed: &TestBed, pods: &[Pod]) -> anyhow::Result<BTreeSet<(S
 }
 
 fn deployment() -> Value {
-    let claim = json!({"name": "gpu", "resourceClaimTemplateName": "share"});
+    let claim = json!({"name": "gpu", "resourceClaimTemplateName": "drained"});
     let mut spec = holder("unused", claim)["spec"].clone();
     // A Deployment restarts its containers always.
     spec["restartPolicy"] = Value::Null;

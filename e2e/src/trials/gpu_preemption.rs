@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tessera_api::events;
 
 use super::groups::of_group;
-use super::preemption::{IMPORTANT, UNIMPORTANT, of_class, with_priority_classes};
+use super::preemption::{IMPORTANT, UNIMPORTANT, is_ending, of_class, with_priority_classes};
 use super::refused_node::on_node;
 use super::test_bed::{TestBed, from_template, phase, wait_all, wait_deleted};
 use super::{overcommit, placement};
@@ -43,7 +43,7 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     let started = tokio::time::Instant::now();
     test_bed.create(full.important("urgent", "large")).await?;
     // It would fit as soon as a victim has ended.
-    test_bed.create(full.unimportant("late")).await?;
+    test_bed.create(ends_slowly(full.unimportant("late"))).await?;
     test_bed.wait_running("urgent").await?;
     println!("    the pod runs after {:.1} s", started.elapsed().as_secs_f64());
     let left = full.left(test_bed).await?;
@@ -54,9 +54,39 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     let late = test_bed.pods().get("late").await?;
     anyhow::ensure!(late.spec.and_then(|spec| spec.node_name).is_none(), "`late` took the room");
     budgets.delete("guarded", &DeleteParams::default()).await?;
-    test_bed.delete(&["late", "urgent"]).await?;
+    test_bed.delete(&["urgent"]).await?;
+    test_bed.wait_running("late").await?;
+    delete_preemptor(test_bed, &full, "late").await?;
+    test_bed.delete(&["next"]).await?;
     full.delete(test_bed).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// The pod that another is evicted for is deleted while its victim ends: the capacity is free for
+/// the next pod, and no other pod is evicted.
+async fn delete_preemptor(test_bed: &TestBed, full: &FullNode, victim: &str) -> anyhow::Result<()> {
+    let left = full.left(test_bed).await?;
+    test_bed.create(full.important("cancelled", "large")).await?;
+    let ends = |pods: &[Pod]| {
+        let is_victim = |pod: &Pod| is_ending(pod) && pod.name_any() == victim;
+        CheckResult::done_if(pods.iter().any(is_victim), || "not evicted".into())
+    };
+    wait_all(test_bed.pods(), &format!("{victim} to be evicted"), ends).await?;
+    test_bed.delete(&["cancelled"]).await?;
+    let is_left = test_bed.pods().get_opt(victim).await?.as_ref().is_some_and(is_ending);
+    anyhow::ensure!(is_left, "{victim} ended before its preemptor");
+    test_bed.create(full.unimportant("next")).await?;
+    test_bed.wait_running("next").await?;
+    let after = full.left(test_bed).await?;
+    anyhow::ensure!(after == left, "{after:?} of {left:?} are left");
+    Ok(())
+}
+
+/// Returns the pod, which takes 20 seconds to end.
+fn ends_slowly(mut pod: Value) -> Value {
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(40);
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 20}}});
+    pod
 }
 
 pub(super) async fn evicts_whole_group(test_bed: TestBed) -> TrialOutcome {
@@ -160,9 +190,7 @@ impl FullNode {
     pub(super) async fn left(&self, test_bed: &TestBed) -> anyhow::Result<BTreeSet<String>> {
         let pods = test_bed.pods().list(&Default::default()).await?;
         let is_left = |pod: &&Pod| {
-            pod.metadata.deletion_timestamp.is_none()
-                && phase(pod) == "Running"
-                && self.pods.contains(&pod.name_any())
+            !is_ending(pod) && phase(pod) == "Running" && self.pods.contains(&pod.name_any())
         };
         Ok(pods.iter().filter(is_left).map(ResourceExt::name_any).collect())
     }

@@ -2,6 +2,7 @@
 //! object, and kube-scheduler places the pods of a group as one, too. A claim of the PodGroup is
 //! shared by its pods.
 
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -49,7 +50,22 @@ async fn with_objects(test_bed: &TestBed) -> TrialOutcome {
     }
     let trial =
         groups::rounds(test_bed, |name, group| of_object(from_template(name, "share"), group));
-    overcommit::check_during(test_bed, groups::one_at_a_time(test_bed, trial)).await
+    let outcome =
+        overcommit::check_during(test_bed, groups::one_at_a_time(test_bed, trial)).await?;
+    println!("    kube-scheduler cleared {} claims", cleared_claims(test_bed).await?);
+    Ok(outcome)
+}
+
+/// Returns how often kube-scheduler has cleared the allocation of a claim, as it does with a claim
+/// of each pod of a PodGroup that it could not place.
+async fn cleared_claims(test_bed: &TestBed) -> anyhow::Result<i32> {
+    let api: Api<Event> = Api::namespaced(test_bed.client.clone(), test_bed.namespace());
+    let listed = api.list(&ListParams::default()).await?.items;
+    let is_about_clearing = |event: &&Event| {
+        event.reason.as_deref() == Some(events::RESCHEDULING.name())
+            && event.message.as_ref().is_some_and(|text| text.contains("and released the devices"))
+    };
+    Ok(listed.iter().filter(is_about_clearing).map(|event| event.count.unwrap_or(1)).sum())
 }
 
 /// Waits until the controller, which looks for the kind every 10 seconds, has seen a PodGroup. The

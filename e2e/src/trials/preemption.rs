@@ -66,7 +66,7 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
         } => { placed?; }
     }
     let victim = test_bed.pods().get_opt("victim").await?;
-    let evicted = victim.as_ref().is_none_or(is_evicted);
+    let evicted = victim.as_ref().is_none_or(is_ending);
     anyhow::ensure!(
         evicted,
         "pod `victim` was not evicted: {}",
@@ -76,7 +76,8 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
-fn is_evicted(pod: &Pod) -> bool {
+/// Returns true if the pod is being deleted, as one that is evicted.
+pub(super) fn is_ending(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
