@@ -1,8 +1,6 @@
 //! Trial of `kubectl tessera defrag`: four shares, one on each GPU of a node, and a pod that needs
 //! a whole GPU.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 use kube::api::{DeleteParams, ListParams};
@@ -12,7 +10,6 @@ use super::placement::wait_event_reason;
 use super::test_bed::{A100, TestBed, phase, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
-use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -49,8 +46,8 @@ pub(super) async fn defragment(
     let applied = plugin.call(&apply, "").await?;
     anyhow::ensure!(applied.code == 0, "{}", applied.result);
     let whole = test_bed.wait_running("whole").await?;
-    let whole = devices_of(test_bed, &[whole]).await?;
-    let small = devices_of(test_bed, &wait_small(test_bed).await?).await?;
+    let whole = test_bed.gpus_of(&[whole]).await?;
+    let small = test_bed.gpus_of(&wait_small(test_bed).await?).await?;
     anyhow::ensure!(small.is_disjoint(&whole), "{small:?} and {whole:?}");
     anyhow::ensure!(rules.list(&ListParams::default()).await?.items.iter().all(is_no_cordon));
     replica_sets.delete("small", &DeleteParams::default()).await?;
@@ -74,13 +71,4 @@ async fn wait_small(test_bed: &TestBed) -> anyhow::Result<Vec<Pod>> {
         }
     };
     wait_all(test_bed.pods(), "all small pods to run", check).await
-}
-
-async fn devices_of(test_bed: &TestBed, pods: &[Pod]) -> anyhow::Result<BTreeSet<String>> {
-    let mut devices = BTreeSet::new();
-    for pod in pods {
-        let claim = test_bed.claim_of(pod).await?;
-        devices.extend(device_results(&claim).map(|result| result.device.clone()));
-    }
-    Ok(devices)
 }

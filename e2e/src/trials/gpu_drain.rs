@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
@@ -14,7 +13,6 @@ use super::placement::binpack;
 use super::test_bed::{TestBed, holder, phase, uid, wait_all};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
-use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -49,11 +47,7 @@ pub(super) async fn with_full_gpu(
     create(test_bed, "apps", "Deployment", deployment()).await?;
     create(test_bed, "policy", "PodDisruptionBudget", budget()).await?;
     let pods = wait_running(test_bed, &BTreeSet::new()).await?;
-    let used = devices(test_bed, &pods).await?;
-    let Some((node, device)) = used.first().filter(|_| used.len() == 1) else {
-        return Err(anyhow::anyhow!("not all on one GPU: {used:?}"));
-    };
-    let used = UsedGpu { gpu: format!("{node}/{device}"), pods };
+    let used = UsedGpu { gpu: test_bed.common_gpu(&pods).await?, pods };
     let drained = part(&used).await;
     // Later trials need the GPU.
     let back = test_bed.plugin()?.call(&["uncordon", "gpu", &used.gpu], "").await?.result;
@@ -84,9 +78,8 @@ pub(super) async fn drain(test_bed: &TestBed, used: &UsedGpu) -> anyhow::Result<
     anyhow::ensure!(drained.result["evicted"] == used.names(test_bed), "{}", drained.result);
     println!("    {REPLICAS} shares moved, one at a time, in {seconds:.0} s");
     let old = used.pods.iter().map(uid).collect();
-    let after = devices(test_bed, &wait_running(test_bed, &old).await?).await?;
-    let is_away = after.iter().all(|(node, device)| format!("{node}/{device}") != used.gpu);
-    anyhow::ensure!(is_away, "still on {}: {after:?}", used.gpu);
+    let after = test_bed.gpus_of(&wait_running(test_bed, &old).await?).await?;
+    anyhow::ensure!(!after.contains(&used.gpu), "still on {}: {after:?}", used.gpu);
     Ok(())
 }
 
@@ -110,16 +103,6 @@ async fn wait_running(test_bed: &TestBed, but: &BTreeSet<String>) -> anyhow::Res
         }
     };
     wait_all(test_bed.pods(), "all replicas to run", check).await
-}
-
-/// Returns pool and device of the pods' claims.
-async fn devices(test_bed: &TestBed, pods: &[Pod]) -> anyhow::Result<BTreeSet<(String, String)>> {
-    let mut found = BTreeSet::new();
-    for pod in pods {
-        let claim: ResourceClaim = test_bed.claim_of(pod).await?;
-        found.extend(device_results(&claim).map(|r| (r.pool.clone(), r.device.clone())));
-    }
-    Ok(found)
 }
 
 fn deployment() -> Value {

@@ -2,8 +2,6 @@
 //! the CDI specs; the kubelet's checkpoint is not. Containers start again in their shares, and pods
 //! whose containers are not restarted give their devices back.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -11,7 +9,6 @@ use super::refused_node::on_node;
 use super::test_bed::{A100, TestBed, container_ids, from_template, phase, wait_one};
 use super::{overcommit, placement, residue};
 use crate::harness::TrialOutcome;
-use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -33,7 +30,7 @@ async fn reboot(test_bed: &TestBed) -> TrialOutcome {
     }
     test_bed.wait_running("once").await?;
     let before = test_bed.wait_running("kept").await?;
-    let devices = devices_of(test_bed, &before).await?;
+    let devices = test_bed.gpus_of(std::slice::from_ref(&before)).await?;
     operations.run(&["reboot", &node]).await?;
     let started = tokio::time::Instant::now();
     let check = |pod: Option<&Pod>| {
@@ -46,7 +43,7 @@ async fn reboot(test_bed: &TestBed) -> TrialOutcome {
     };
     let after = wait_one(test_bed.pods(), "kept", "the container to start again", check).await?;
     println!("    the container runs again after {:.1} s", started.elapsed().as_secs_f64());
-    anyhow::ensure!(devices_of(test_bed, &after).await? == devices, "other devices");
+    anyhow::ensure!(test_bed.gpus_of(&[after]).await? == devices, "other devices");
     let failed = |pod: Option<&Pod>| {
         let phase = pod.map(phase).unwrap_or_default();
         CheckResult::done_if(phase == "Failed", || phase.to_owned())
@@ -65,9 +62,4 @@ fn is_started(pod: &Pod) -> bool {
     let mut statuses =
         pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     statuses.all(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
-}
-
-async fn devices_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<BTreeSet<String>> {
-    let claim = test_bed.claim_of(pod).await?;
-    Ok(device_results(&claim).map(|result| format!("{}/{}", result.pool, result.device)).collect())
 }

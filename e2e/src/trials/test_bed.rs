@@ -1,10 +1,13 @@
 //! Test bed of a trial: a namespace, claim templates, and pods with a share of a GPU.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{
+    DeviceRequestAllocationResult, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate,
+};
 use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, Config, Resource, ResourceExt};
@@ -262,6 +265,26 @@ impl TestBed {
         let name = statuses.into_iter().find_map(|status| status.resource_claim_name.as_deref());
         let name = name.ok_or_else(|| anyhow::anyhow!("pod {} has no claim", pod.name_any()))?;
         Ok(self.claims().get(name).await?)
+    }
+
+    /// Returns the devices of the pods' claims, each as POOL/DEVICE.
+    pub(super) async fn gpus_of(&self, pods: &[Pod]) -> anyhow::Result<BTreeSet<String>> {
+        let mut gpus = BTreeSet::new();
+        for pod in pods {
+            let claim = self.claim_of(pod).await?;
+            let name = |result: &DeviceRequestAllocationResult| {
+                format!("{}/{}", result.pool, result.device)
+            };
+            gpus.extend(leftovers::device_results(&claim).map(name));
+        }
+        Ok(gpus)
+    }
+
+    /// Returns the only GPU of the pods' claims, as POOL/DEVICE.
+    pub(super) async fn common_gpu(&self, pods: &[Pod]) -> anyhow::Result<String> {
+        let gpus = self.gpus_of(pods).await?;
+        let only = gpus.first().filter(|_| gpus.len() == 1).cloned();
+        only.ok_or_else(|| anyhow::anyhow!("not all on one GPU: {gpus:?}"))
     }
 
     /// Waits until the pod has succeeded, and returns the output lines of its container.
