@@ -36,6 +36,7 @@ mod managed_drivers;
 mod migration;
 mod misplaced;
 mod mps;
+mod no_execute;
 mod node;
 mod node_drain;
 mod nomination;
@@ -258,6 +259,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
+        trial!("no-execute", no_execute::evicts_by_toleration),
         trial!("placeholder-pods", placeholder_pods::ask_for_a_node),
         trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),

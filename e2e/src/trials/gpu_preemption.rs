@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use tessera_api::events;
 
 use super::groups::of_group;
-use super::preemption::{IMPORTANT, UNIMPORTANT, is_ending, of_class, with_priority_classes};
+use super::preemption::{
+    IMPORTANT, PATIENT, UNIMPORTANT, is_ending, of_class, with_priority_classes,
+};
 use super::refused_node::on_node;
-use super::test_bed::{TestBed, from_template, phase, wait_all, wait_deleted};
+use super::test_bed::{TestBed, from_template, holder, phase, wait_all, wait_deleted};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
@@ -58,6 +60,7 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     test_bed.wait_running("late").await?;
     delete_preemptor(test_bed, &full, "late").await?;
     test_bed.delete(&["next"]).await?;
+    evict_sharers(test_bed, &full).await?;
     full.delete(test_bed).await?;
     Ok(Outcome::Passed(vec![]))
 }
@@ -80,6 +83,40 @@ async fn delete_preemptor(test_bed: &TestBed, full: &FullNode, victim: &str) -> 
     let after = full.left(test_bed).await?;
     anyhow::ensure!(after == left, "{after:?} of {left:?} are left");
     Ok(())
+}
+
+/// A GPU is free only if both pods that share its claim are evicted. They end without a grace
+/// period. For a pod that never preempts they are not evicted.
+async fn evict_sharers(test_bed: &TestBed, full: &FullNode) -> anyhow::Result<()> {
+    let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": MEMORY}}});
+    let devices = json!({"requests": [{"name": "gpu", "exactly": exactly}]});
+    test_bed
+        .create_claim(json!({"metadata": {"name": "shared"}, "spec": {"devices": devices}}))
+        .await?;
+    let mut sharers = Vec::new();
+    for name in ["sharer-0", "sharer-1"] {
+        let claim = json!({"name": "gpu", "resourceClaimName": "shared"});
+        let mut pod = on_node(holder(name, claim), &full.node);
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(0);
+        test_bed.create(pod).await?;
+        sharers.push(test_bed.wait_running(name).await?);
+    }
+    let patient = of_class(on_node(from_template("patient", "large"), &full.node), PATIENT);
+    test_bed.create(patient).await?;
+    let reason = events::INSUFFICIENT_DEVICES.name();
+    placement::wait_event_reason(test_bed, "patient", reason).await?;
+    test_bed.delete(&["patient"]).await?;
+    for sharer in &sharers {
+        test_bed.check_undisturbed(sharer).await?;
+    }
+    // Above the sharers, and not above the other pods of the node.
+    test_bed.create(full.unimportant("rises")).await?;
+    test_bed.wait_running("rises").await?;
+    for sharer in &sharers {
+        wait_deleted(test_bed.pods(), &sharer.name_any()).await?;
+    }
+    test_bed.delete(&["rises"]).await?;
+    placement::delete_claim(test_bed, "shared").await
 }
 
 /// Returns the pod, which takes 20 seconds to end.

@@ -19,7 +19,13 @@ use crate::wait::CheckResult;
 /// PriorityClasses of trials.
 pub(super) const UNIMPORTANT: &str = "e2e-unimportant";
 pub(super) const IMPORTANT: &str = "e2e-important";
-const CLASSES: [(&str, i32); 2] = [(UNIMPORTANT, 10), (IMPORTANT, 1000)];
+/// Its pods have others evicted for them never.
+pub(super) const PATIENT: &str = "e2e-patient";
+const CLASSES: [(&str, i32, &str); 3] = [
+    (UNIMPORTANT, 10, "PreemptLowerPriority"),
+    (IMPORTANT, 1000, "PreemptLowerPriority"),
+    (PATIENT, 1000, "Never"),
+];
 
 pub(super) async fn keeps_allocation(test_bed: TestBed) -> TrialOutcome {
     let trial = overcommit::check_during(&test_bed, preempt(&test_bed));
@@ -32,8 +38,8 @@ pub(super) async fn with_priority_classes(
     trial: impl Future<Output = TrialOutcome>,
 ) -> TrialOutcome {
     let classes: Api<PriorityClass> = Api::all(test_bed.client.clone());
-    for (name, value) in CLASSES {
-        let class = json!({"metadata": {"name": name}, "value": value});
+    for (name, value, policy) in CLASSES {
+        let class = json!({"metadata": {"name": name}, "value": value, "preemptionPolicy": policy});
         match classes.create(&PostParams::default(), &serde_json::from_value(class)?).await {
             Ok(_) => {}
             // Left by an interrupted run.
@@ -42,7 +48,7 @@ pub(super) async fn with_priority_classes(
         }
     }
     let outcome = trial.await;
-    for (name, _) in CLASSES {
+    for (name, ..) in CLASSES {
         classes.delete(name, &DeleteParams::default()).await?;
     }
     outcome

@@ -1,0 +1,115 @@
+//! Trial of a DeviceTaintRule with the effect `NoExecute` on one GPU: Kubernetes evicts its pods by
+//! the tolerations that the allocations have from the requests, and others get other GPUs.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::DeviceTaintRule;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+use tessera_api::config::{API_VERSION, KIND};
+use tokio::time::Instant;
+
+use super::placement::binpack;
+use super::refused_node::on_node;
+use super::test_bed::{H100, TestBed, from_template, wait_deleted};
+use crate::harness::TrialOutcome;
+use crate::inventory::DRIVER;
+use crate::runner::Outcome;
+
+/// The rules, which later runs replace.
+const RULES: [&str; 2] = ["e2e-broken", "e2e-missing"];
+const KEY: &str = "e2e.tessera.dev/broken";
+
+/// The time for which the pod `brief` tolerates the taint.
+const TOLERATED: Duration = Duration::from_secs(15);
+
+pub(super) async fn evicts_by_toleration(test_bed: TestBed) -> TrialOutcome {
+    let rules = test_bed.taint_rules().await?;
+    let node = test_bed.node_with("h100", 2).await?;
+    let seconds = TOLERATED.as_secs();
+    let tolerated = json!({"key": KEY, "operator": "Exists", "effect": "NoExecute"});
+    let mut brief = tolerated.clone();
+    brief["tolerationSeconds"] = json!(seconds);
+    // Without an effect, it holds for NoSchedule only.
+    let vague = json!({"key": KEY, "operator": "Exists"});
+    let pods = [
+        ("none", json!([])),
+        ("vague", json!([vague])),
+        ("brief", json!([brief])),
+        ("lasting", json!([tolerated])),
+    ];
+    let mut running = Vec::new();
+    for (name, tolerations) in pods {
+        test_bed.create_template_with(name, packed(&tolerations)).await?;
+        test_bed.create(on_node(from_template(name, name), &node)).await?;
+        running.push(test_bed.wait_running(name).await?);
+    }
+    let gpu = test_bed.common_gpu(&running).await?;
+    let evicted = evict(&test_bed, &rules, &gpu, running.last()).await;
+    for rule in RULES {
+        delete(&rules, rule).await?;
+    }
+    evicted?;
+    test_bed.delete(&["lasting", "next"]).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// Returns a request for a share, which is placed beside the others.
+fn packed(tolerations: &Value) -> Value {
+    let exactly = json!({
+        "deviceClassName": H100, "capacity": {"requests": {"memory": "5Gi"}},
+        "tolerations": tolerations,
+    });
+    let mut parameters = binpack();
+    parameters["apiVersion"] = API_VERSION.into();
+    parameters["kind"] = KIND.into();
+    json!({
+        "requests": [{"name": "gpu", "exactly": exactly}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
+    })
+}
+
+async fn evict(
+    test_bed: &TestBed,
+    rules: &Api<DeviceTaintRule>,
+    gpu: &str,
+    lasting: Option<&Pod>,
+) -> anyhow::Result<()> {
+    let (pool, device) = gpu.split_once('/').unwrap_or_default();
+    let started = Instant::now();
+    for (rule, device) in RULES.iter().zip([device, "gpu-missing"]) {
+        delete(rules, rule).await?;
+        let rule = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule",
+            "metadata": {"name": rule},
+            "spec": {
+                "deviceSelector": {"driver": DRIVER, "pool": pool, "device": device},
+                "taint": {"key": KEY, "effect": "NoExecute"},
+            },
+        });
+        rules.create(&PostParams::default(), &serde_json::from_value(rule)?).await?;
+    }
+    for name in ["none", "vague", "brief"] {
+        wait_deleted(test_bed.pods(), name).await?;
+    }
+    // The time of the taint has whole seconds.
+    let tolerated = started.elapsed() + Duration::from_secs(1);
+    anyhow::ensure!(tolerated >= TOLERATED, "`brief` was evicted after {tolerated:?}");
+    if let Some(lasting) = lasting {
+        test_bed.check_undisturbed(lasting).await?;
+    }
+    test_bed.create(on_node(from_template("next", "none"), pool)).await?;
+    let next = test_bed.wait_running("next").await?;
+    let other = test_bed.common_gpu(&[next]).await?;
+    anyhow::ensure!(other != gpu, "a new pod got {gpu}");
+    Ok(())
+}
+
+async fn delete(rules: &Api<DeviceTaintRule>, name: &str) -> anyhow::Result<()> {
+    match rules.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        answer => Ok(answer.map(drop)?),
+    }
+}
