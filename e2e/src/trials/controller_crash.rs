@@ -15,7 +15,7 @@ use super::gpu_preemption::FullNode;
 use super::groups;
 use super::preemption::with_priority_classes;
 use super::resize;
-use super::test_bed::{TestBed, from_template, holder};
+use super::test_bed::{TestBed, from_template, holder, one_gpu};
 use super::{defragmentation, gpu_drain, overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -205,10 +205,9 @@ async fn drains_despite_crash(
 }
 
 fn two_gpus() -> Value {
-    let exactly = json!({
-        "deviceClassName": DRIVER, "count": 2, "capacity": {"requests": {"memory": "50Gi"}},
-    });
-    json!({"requests": [{"name": "gpu", "exactly": exactly}]})
+    let mut devices = one_gpu(DRIVER, &json!({"memory": "50Gi"}));
+    devices["requests"][0]["exactly"]["count"] = json!(2);
+    devices
 }
 
 /// Creates a pod that no scheduler binds, with a claim that the user created.

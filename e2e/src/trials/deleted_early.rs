@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::test_bed::{TIMEOUT, TestBed, from_template, holder};
+use super::test_bed::{TIMEOUT, TestBed, from_template, holder, one_gpu};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -30,8 +30,8 @@ pub(super) fn unbound(mut pod: Value) -> Value {
 
 /// Returns a claim for one share, as a user creates it.
 pub(super) fn user_claim(name: &str) -> Value {
-    let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "10Gi", "cores": "10"}}});
-    json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
+    let devices = one_gpu(DRIVER, &json!({"memory": "10Gi", "cores": "10"}));
+    json!({"metadata": {"name": name}, "spec": {"devices": devices}})
 }
 
 pub(super) async fn released(test_bed: TestBed) -> TrialOutcome {

@@ -16,7 +16,7 @@ use super::preemption::{
     IMPORTANT, PATIENT, UNIMPORTANT, is_ending, of_class, with_priority_classes,
 };
 use super::refused_node::on_node;
-use super::test_bed::{TestBed, from_template, holder, phase, wait_all, wait_deleted};
+use super::test_bed::{TestBed, from_template, holder, one_gpu, phase, wait_all, wait_deleted};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
@@ -88,11 +88,9 @@ async fn delete_preemptor(test_bed: &TestBed, full: &FullNode, victim: &str) -> 
 /// A GPU is free only if both pods that share its claim are evicted. They end without a grace
 /// period. For a pod that never preempts they are not evicted.
 async fn evict_sharers(test_bed: &TestBed, full: &FullNode) -> anyhow::Result<()> {
-    let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": MEMORY}}});
-    let devices = json!({"requests": [{"name": "gpu", "exactly": exactly}]});
-    test_bed
-        .create_claim(json!({"metadata": {"name": "shared"}, "spec": {"devices": devices}}))
-        .await?;
+    let devices = one_gpu(DRIVER, &json!({"memory": MEMORY}));
+    let claim = json!({"metadata": {"name": "shared"}, "spec": {"devices": devices}});
+    test_bed.create_claim(claim).await?;
     let mut sharers = Vec::new();
     for name in ["sharer-0", "sharer-1"] {
         let claim = json!({"name": "gpu", "resourceClaimName": "shared"});

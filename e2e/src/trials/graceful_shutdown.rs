@@ -112,13 +112,6 @@ fn ended_at(pod: &Pod) -> Option<Timestamp> {
 async fn delete_ended(test_bed: &TestBed) -> anyhow::Result<()> {
     let system: Api<Pod> = Api::namespaced(test_bed.client.clone(), NAMESPACE);
     let ended = ListParams::default().fields("status.phase!=Running,status.phase!=Pending");
-    for pod in system.list(&ended).await? {
-        match system.delete(&pod.name_any(), &DeleteParams::default()).await {
-            Ok(_) => {}
-            // Its DaemonSet deletes it, too.
-            Err(kube::Error::Api(status)) if status.is_not_found() => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    system.delete_collection(&DeleteParams::default(), &ended).await?;
     Ok(())
 }

@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::DeviceTaintRule;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
-use tessera_api::config::{API_VERSION, KIND};
 use tokio::time::Instant;
 
 use super::placement::binpack;
 use super::refused_node::on_node;
-use super::test_bed::{H100, TestBed, from_template, wait_deleted};
+use super::test_bed::{
+    H100, TestBed, configured, delete_if_exists, from_template, one_gpu, wait_deleted,
+};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
@@ -42,14 +42,14 @@ pub(super) async fn evicts_by_toleration(test_bed: TestBed) -> TrialOutcome {
     ];
     let mut running = Vec::new();
     for (name, tolerations) in pods {
-        test_bed.create_template_with(name, packed(&tolerations)).await?;
+        test_bed.create_template_with(name, packed(tolerations)).await?;
         test_bed.create(on_node(from_template(name, name), &node)).await?;
         running.push(test_bed.wait_running(name).await?);
     }
     let gpu = test_bed.common_gpu(&running).await?;
-    let evicted = evict(&test_bed, &rules, &gpu, running.last()).await;
+    let evicted = evict(&test_bed, &rules, &gpu).await;
     for rule in RULES {
-        delete(&rules, rule).await?;
+        delete_if_exists(&rules, rule, &DeleteParams::default()).await?;
     }
     evicted?;
     test_bed.delete(&["lasting", "next"]).await?;
@@ -57,30 +57,18 @@ pub(super) async fn evicts_by_toleration(test_bed: TestBed) -> TrialOutcome {
 }
 
 /// Returns a request for a share, which is placed beside the others.
-fn packed(tolerations: &Value) -> Value {
-    let exactly = json!({
-        "deviceClassName": H100, "capacity": {"requests": {"memory": "5Gi"}},
-        "tolerations": tolerations,
-    });
-    let mut parameters = binpack();
-    parameters["apiVersion"] = API_VERSION.into();
-    parameters["kind"] = KIND.into();
-    json!({
-        "requests": [{"name": "gpu", "exactly": exactly}],
-        "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
-    })
+fn packed(tolerations: Value) -> Value {
+    let mut devices = one_gpu(H100, &json!({"memory": "5Gi"}));
+    devices["requests"][0]["exactly"]["tolerations"] = tolerations;
+    configured(devices, binpack())
 }
 
-async fn evict(
-    test_bed: &TestBed,
-    rules: &Api<DeviceTaintRule>,
-    gpu: &str,
-    lasting: Option<&Pod>,
-) -> anyhow::Result<()> {
+async fn evict(test_bed: &TestBed, rules: &Api<DeviceTaintRule>, gpu: &str) -> anyhow::Result<()> {
     let (pool, device) = gpu.split_once('/').unwrap_or_default();
+    let lasting = test_bed.pods().get("lasting").await?;
     let started = Instant::now();
     for (rule, device) in RULES.iter().zip([device, "gpu-missing"]) {
-        delete(rules, rule).await?;
+        delete_if_exists(rules, rule, &DeleteParams::default()).await?;
         let rule = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule",
             "metadata": {"name": rule},
@@ -97,19 +85,10 @@ async fn evict(
     // The time of the taint has whole seconds.
     let tolerated = started.elapsed() + Duration::from_secs(1);
     anyhow::ensure!(tolerated >= TOLERATED, "`brief` was evicted after {tolerated:?}");
-    if let Some(lasting) = lasting {
-        test_bed.check_undisturbed(lasting).await?;
-    }
+    test_bed.check_undisturbed(&lasting).await?;
     test_bed.create(on_node(from_template("next", "none"), pool)).await?;
     let next = test_bed.wait_running("next").await?;
     let other = test_bed.common_gpu(&[next]).await?;
     anyhow::ensure!(other != gpu, "a new pod got {gpu}");
     Ok(())
-}
-
-async fn delete(rules: &Api<DeviceTaintRule>, name: &str) -> anyhow::Result<()> {
-    match rules.delete(name, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        answer => Ok(answer.map(drop)?),
-    }
 }

@@ -154,7 +154,7 @@ impl TestBed {
         class: &str,
         capacity: Value,
     ) -> anyhow::Result<()> {
-        self.create_template_with(name, gpu(class, &capacity)).await
+        self.create_template_with(name, one_gpu(class, &capacity)).await
     }
 
     /// Creates a template as [`create_template`](Self::create_template) does, with these fields of
@@ -166,12 +166,7 @@ impl TestBed {
         capacity: Value,
         config: Value,
     ) -> anyhow::Result<()> {
-        let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
-        for (field, value) in config.as_object().into_iter().flatten() {
-            parameters[field] = value.clone();
-        }
-        let mut devices = gpu(class, &capacity);
-        devices["config"] = json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+        let devices = configured(one_gpu(class, &capacity), config);
         self.create_template_with(name, devices).await
     }
 
@@ -306,10 +301,7 @@ impl TestBed {
         pod: &str,
         parameters: &DeleteParams,
     ) -> anyhow::Result<()> {
-        match self.pods().delete(pod, parameters).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            answer => Ok(answer.map(drop)?),
-        }
+        delete_if_exists(&self.pods(), pod, parameters).await
     }
 
     /// Deletes pods and waits until they are deleted.
@@ -409,8 +401,31 @@ pub(super) fn from_template(name: &str, template: &str) -> Value {
     holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
 }
 
-/// Returns the request for one device of that class.
-fn gpu(class: &str, capacity: &Value) -> Value {
+/// Deletes an object that may be deleted already, without waiting.
+pub(super) async fn delete_if_exists<K: Watched>(
+    api: &Api<K>,
+    name: &str,
+    parameters: &DeleteParams,
+) -> anyhow::Result<()> {
+    match api.delete(name, parameters).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        answer => Ok(answer.map(drop)?),
+    }
+}
+
+/// Returns the devices of a claim with these fields of a GpuConfig.
+pub(super) fn configured(mut devices: Value, config: Value) -> Value {
+    let mut parameters = json!({"apiVersion": API_VERSION, "kind": KIND});
+    for (field, value) in config.as_object().into_iter().flatten() {
+        parameters[field] = value.clone();
+    }
+    devices["config"] = json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+    devices
+}
+
+/// Returns the request for one device of that class. `capacity` is the value of
+/// `capacity.requests`.
+pub(super) fn one_gpu(class: &str, capacity: &Value) -> Value {
     let mut exactly = json!({"deviceClassName": class});
     if !capacity.is_null() {
         exactly["capacity"] = json!({"requests": capacity});
