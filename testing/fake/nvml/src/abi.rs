@@ -18,11 +18,14 @@ pub(crate) enum Code {
     Uninitialized = 1,
     InvalidArgument = 2,
     NotSupported = 3,
+    NoPermission = 4,
     NotFound = 6,
     InsufficientSize = 7,
     DriverNotLoaded = 9,
     Timeout = 10,
     GpuIsLost = 15,
+    InUse = 19,
+    InsufficientResources = 23,
     ArgumentVersionMismatch = 25,
     Unknown = 999,
 }
@@ -181,11 +184,23 @@ pub(crate) struct Handle(usize);
 /// First handle value; far from small numbers, so that indexes and garbage pointers are not valid
 /// handles.
 const FIRST_HANDLE: usize = 0x7e55_e7a0_0000;
+/// First handle of an object of MIG.
+const FIRST_MIG_HANDLE: usize = 0x7e55_e7b0_0000;
 
 impl Handle {
     /// Returns the handle of the GPU with that index.
     pub(crate) fn of(index: usize) -> Self {
         Self(FIRST_HANDLE + index)
+    }
+
+    /// Returns the handle of the MIG object with that number.
+    pub(crate) fn of_mig(number: usize) -> Self {
+        Self(FIRST_MIG_HANDLE + number)
+    }
+
+    /// Returns the number of the MIG object, or `None` for a GPU.
+    pub(crate) fn mig_number(self) -> Option<usize> {
+        self.0.checked_sub(FIRST_MIG_HANDLE)
     }
 
     /// Returns the handle in the form of NVIDIA's structs.
@@ -221,6 +236,13 @@ pub(crate) struct Device {
     /// Condition of the machine.
     pub(crate) control: Arc<Control>,
     index: usize,
+}
+
+impl Device {
+    /// Returns the index of the GPU in the world.
+    pub(crate) fn gpu_index(&self) -> usize {
+        self.index
+    }
 }
 
 impl Deref for Device {

@@ -7,6 +7,7 @@ use tessera_fake_world::{Gpu, PciAddress};
 
 use crate::abi::{Code, Handle, InText, NvmlResult, OutPtr, export};
 use crate::library::machine;
+use crate::mig::MigDevice;
 
 /// Writes the handle of the first matching GPU.
 fn find(device: OutPtr<Handle>, matches: impl Fn(&Gpu) -> bool) -> NvmlResult {
@@ -47,7 +48,7 @@ pub(crate) fn pci_info(address: PciAddress, ids: (u16, u16)) -> nvmlPciInfo_t {
     }
 }
 
-fn padded<const N: usize>(text: &str) -> [c_char; N] {
+pub(crate) fn padded<const N: usize>(text: &str) -> [c_char; N] {
     let mut buffer = [0; N];
     // Leaves one byte for the terminating zero.
     for (slot, byte) in buffer[..N - 1].iter_mut().zip(text.bytes()) {
@@ -83,9 +84,15 @@ export! {
         index.set(ordinal.ok_or(Code::InvalidArgument)? as c_uint)
     }
     fn nvmlDeviceGetName(device: Handle, name: OutPtr<c_char>, length: c_uint) {
+        if let Some(mig) = MigDevice::of(device)? {
+            return name.set_text(length, &mig.name);
+        }
         name.set_text(length, &device.device()?.model.name)
     }
     fn nvmlDeviceGetUUID(device: Handle, uuid: OutPtr<c_char>, length: c_uint) {
+        if let Some(mig) = MigDevice::of(device)? {
+            return uuid.set_text(length, &mig.uuid);
+        }
         uuid.set_text(length, &device.device()?.uuid)
     }
     fn nvmlDeviceGetSerial(device: Handle, serial: OutPtr<c_char>, length: c_uint) {
@@ -145,15 +152,6 @@ export! {
     }
     fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: OutPtr<c_uint>) {
         count.set(device.device()?.model.max_mig_devices)
-    }
-    fn nvmlDeviceIsMigDeviceHandle(device: Handle, is: OutPtr<c_uint>) {
-        device.any_device()?;
-        is.set(0)
-    }
-    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, _index: c_uint, _mig: OutPtr<Handle>) {
-        let device = device.device()?;
-        // MIG mode is modelled, MIG instances are not.
-        Err(if device.machine.mig(&device) { Code::NotFound } else { Code::InvalidArgument })
     }
 }
 

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `library` | init, shutdown, error strings, versions |
 //! | `identity` | device lookup and identity |
+//! | `mig` | MIG profiles, GPU instances, compute instances, MIG devices |
 //! | `memory` | memory and the processes that hold it |
 //! | `state` | utilisation, clocks, power, modes, ECC, field values |
 //! | `topology` | PCIe distance, P2P, CPU and memory affinity |
@@ -22,6 +23,7 @@ mod events;
 mod identity;
 mod library;
 mod memory;
+mod mig;
 mod nvlink;
 mod state;
 mod topology;

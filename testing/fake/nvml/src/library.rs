@@ -93,6 +93,8 @@ extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
         9 => c"Driver Not Loaded",
         10 => c"Timeout",
         15 => c"GPU is lost",
+        19 => c"In use by another client",
+        23 => c"Insufficient Resources",
         25 => c"Argument version mismatch",
         _ => c"Unknown Error",
     };

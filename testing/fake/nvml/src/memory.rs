@@ -15,6 +15,7 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use crate::abi::{Code, Handle, NvmlResult, OutPtr, export, set_list};
+use crate::mig::MigDevice;
 
 /// `NVML_STRUCT_VERSION(Memory, 2)`.
 const MEMORY_V2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
@@ -80,6 +81,10 @@ fn processes(device: Handle) -> NvmlResult<Vec<nvmlProcessInfo_t>> {
 
 export! {
     fn nvmlDeviceGetMemoryInfo(device: Handle, memory: OutPtr<nvmlMemory_t>) {
+        if let Some(mig) = MigDevice::of(device)? {
+            let total = mig.memory_mib << 20;
+            return memory.set(nvmlMemory_t { total, free: total, used: 0 });
+        }
         let device = device.device()?;
         let state = device.machine.memory(&device);
         // Version 1 counts the driver's reserve as used.

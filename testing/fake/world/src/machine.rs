@@ -7,6 +7,7 @@ use anyhow::Context as _;
 
 use crate::control::{Control, ControlFile};
 use crate::locate::Location;
+use crate::mig::{MigError, MigState, MigTable, NodeMig};
 use crate::usage::{ProcessUsage, Usage};
 use crate::world::{Gpu, World};
 
@@ -111,7 +112,32 @@ impl Machine {
 
     /// Returns true if MIG is enabled, by the control file or else by the world.
     pub fn mig(&self, gpu: &Gpu) -> bool {
-        self.control().gpu(&gpu.uuid).and_then(|condition| condition.mig).unwrap_or(gpu.mig)
+        NodeMig::new(&self.control).is_enabled(gpu)
+    }
+
+    /// Returns the MIG profiles of a GPU in MIG mode.
+    ///
+    /// # Errors
+    /// [`MigError::NotSupported`]: MIG mode is off, or the model has no profiles.
+    pub fn mig_table(&self, gpu: &Gpu) -> Result<Arc<MigTable>, MigError> {
+        NodeMig::new(&self.control).table(gpu)
+    }
+
+    /// Returns the MIG instances of a GPU.
+    pub fn mig_state(&self, gpu: &Gpu) -> MigState {
+        NodeMig::new(&self.control).state(gpu)
+    }
+
+    /// Changes the MIG instances of a GPU in MIG mode.
+    ///
+    /// # Errors
+    /// The error of `change`, or of [`NodeMig::change`].
+    pub fn change_mig<T>(
+        &self,
+        gpu: &Gpu,
+        change: impl FnOnce(&mut MigState, &MigTable) -> Result<T, MigError>,
+    ) -> Result<T, MigError> {
+        NodeMig::new(&self.control).change(gpu, change)
     }
 
     /// Returns true if the GPU fell off the bus.

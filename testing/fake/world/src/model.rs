@@ -136,6 +136,9 @@ pub struct Model {
     /// Maximum number of MIG devices; 0: no MIG.
     #[serde(default)]
     pub max_mig_devices: u32,
+    /// Table of its MIG profiles, such as `h100-80gb`; absent: no profiles.
+    #[serde(default)]
+    pub mig_table: Option<String>,
     /// NVLink generation (1 to 5); absent: no NVLink.
     #[serde(default)]
     pub nvlink_version: Option<u32>,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Parser, Subcommand};
 use tessera_fake_world::control::{ControlFile, EventKind, ForeignProcess, RecoveryAction};
+use tessera_fake_world::mig::{GpuInstance, MigError, NodeMig};
 use tessera_fake_world::tree::{self, Libraries};
 use tessera_fake_world::{Gpu, NvLinkEnd, World};
 
@@ -95,6 +96,28 @@ enum ConditionChange {
         /// Percent of time with a running kernel.
         percent: u32,
     },
+    /// Set MIG mode, as an administrator does. All instances must be destroyed before.
+    Mig {
+        /// Index or UUID.
+        gpu: String,
+        /// on or off.
+        #[arg(value_parser = on_or_off)]
+        mode: bool,
+    },
+    /// Create a MIG device, as an administrator does.
+    MigCreate {
+        /// Index or UUID.
+        gpu: String,
+        /// ID of the profile, such as 19.
+        profile: u32,
+        /// First memory slice.
+        start: u32,
+    },
+    /// Destroy all MIG instances of a GPU, as an administrator does.
+    MigDestroy {
+        /// Index or UUID.
+        gpu: String,
+    },
     /// Set the memory of a process outside the world.
     Process {
         /// Index or UUID.
@@ -110,6 +133,14 @@ fn recovery_action(name: &str) -> Result<RecoveryAction, String> {
     let known = || RecoveryAction::ALL.map(RecoveryAction::name).join(", ");
     RecoveryAction::from_name(name)
         .ok_or_else(|| format!("unknown recovery action: expected one of {}", known()))
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("expected on or off".to_owned()),
+    }
 }
 
 fn main() -> anyhow::Result<()> {
@@ -128,6 +159,12 @@ fn main() -> anyhow::Result<()> {
         }
         Command::Control { world, change } => apply(&world, change),
     }
+}
+
+/// Returns an error if a process uses an instance.
+fn ensure_idle(instances: &[GpuInstance]) -> Result<(), MigError> {
+    let is_busy = instances.iter().flat_map(|instance| &instance.compute).any(|c| c.busy);
+    if is_busy { Err(MigError::InUse) } else { Ok(()) }
 }
 
 fn print(world: &World) {
@@ -209,6 +246,38 @@ fn apply(world_file: &std::path::Path, change: ConditionChange) -> anyhow::Resul
             control.update(|control| {
                 control.gpu_mut(&uuid).utilization = (percent > 0).then_some(percent);
             })
+        }
+        ConditionChange::Mig { gpu, mode } => {
+            let uuid = find(&gpu)?;
+            let is_used = world
+                .gpu_by_uuid(&uuid)
+                .is_some_and(|gpu| !NodeMig::new(&control).state(gpu).gpu_instances.is_empty());
+            ensure!(!is_used, "GPU {gpu} has MIG instances: destroy them before");
+            if !mode {
+                // No file is left when no GPU of the node is in MIG mode.
+                NodeMig::new(&control).reboot()?;
+            }
+            control.update(|control| control.gpu_mut(&uuid).mig = mode.then_some(true))
+        }
+        ConditionChange::MigCreate { gpu, profile, start } => {
+            let uuid = find(&gpu)?;
+            let gpu = world.gpu_by_uuid(&uuid).context("a GPU of the world")?;
+            NodeMig::new(&control).change(gpu, |state, table| {
+                let serial = state.create_gpu_instance(table, profile, Some(start))?;
+                let slices = table.profile(profile).map_or(0, |profile| profile.slices);
+                state.create_compute_instance(table, &uuid, serial, slices).map(drop)
+            })?;
+            Ok(())
+        }
+        ConditionChange::MigDestroy { gpu } => {
+            let uuid = find(&gpu)?;
+            let gpu = world.gpu_by_uuid(&uuid).context("a GPU of the world")?;
+            NodeMig::new(&control).change(gpu, |state, _| {
+                ensure_idle(&state.gpu_instances)?;
+                state.gpu_instances.clear();
+                Ok(())
+            })?;
+            Ok(())
         }
         ConditionChange::Process { gpu, pid, mib } => {
             let uuid = find(&gpu)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{Driver, Gpu, MAX_GPUS, NvLink, NvLinkEnd, TimeModel, World, cuda_number};
+use crate::mig::MigTable;
 use crate::model::Model;
 use crate::pci::PciAddress;
 
@@ -101,6 +102,13 @@ fn check_models(
         }
         if model.multiprocessors == 0 {
             return field_error(format!("models.{key}.multiprocessors"), "must be 1 or more");
+        }
+        if let Some(table) =
+            model.mig_table.as_deref().filter(|name| MigTable::of_model(name).is_none())
+        {
+            let known: Vec<&str> = MigTable::models().collect();
+            let reason = format!("`{table}` is not one of {}", known.join(", "));
+            return field_error(format!("models.{key}.migTable"), reason);
         }
         // The length of NVML's name buffer, with its terminating zero.
         if model.name.is_empty() || model.name.len() >= 96 {
