@@ -7,6 +7,7 @@
 mod clique;
 mod inventory;
 mod link;
+mod mig;
 mod version;
 
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod tests;
 pub use clique::{NvlinkClique, nvlink_cliques};
 pub use inventory::{Inventory, Unpublished, UnpublishedReason};
 pub use link::{Link, LinkKind, PcieLevel, UnknownPcieLevel};
+pub use mig::{Mig, MigEngines, MigInstance, MigPlacement, MigProfile};
 pub use version::{ComputeCapability, CudaVersion, normalise_version};
 
 use crate::names::{DeviceName, GpuUuid, PciBusId};
@@ -47,8 +49,10 @@ pub struct Gpu {
     pub pcie_root: Option<String>,
     /// The NUMA node; `None` where the machine has no such notion (sysfs says -1).
     pub numa_node: Option<i32>,
-    /// True if MIG mode is on. Such a GPU is not published: Tessera cannot share it.
-    pub mig_enabled: bool,
+    /// MIG, if its mode is on. Such a GPU is not shared; it is published as MIG devices, if it has
+    /// profiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Mig>,
     /// Health: unhealthy GPUs get no new claims.
     pub health: Health,
 }

@@ -39,7 +39,7 @@ pub(crate) fn gpu(index: u32) -> Gpu {
             .expect("a PCI address"),
         pcie_root: Some(format!("pci0000:{:02x}", 0x16 + index)),
         numa_node: Some(i32::from(index >= 4)),
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     }
 }

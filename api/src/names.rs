@@ -11,6 +11,7 @@ mod gpu;
 mod kubernetes;
 mod macros;
 mod managed_drivers;
+mod mig;
 mod syntax;
 
 #[cfg(test)]
@@ -24,6 +25,7 @@ pub use kubernetes::{
     NodeGroupName, NodeName, PodName, PoolName, QuotaName, RequestName,
 };
 pub use managed_drivers::ManagedDrivers;
+pub use mig::{MigDeviceName, MigUuid};
 
 /// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group
 /// of [`GpuConfig`](crate::GpuConfig).

@@ -10,6 +10,7 @@ mod build;
 mod compare;
 mod device;
 mod fence;
+mod mig;
 mod options;
 mod order;
 mod topology;
@@ -30,3 +31,5 @@ pub const MAX_DEVICES: usize = 128;
 /// Most devices in a slice of which any has a taint (API limit
 /// `ResourceSliceMaxDevicesWithTaintsOrConsumesCounters`).
 pub const MAX_TAINTED_DEVICES: usize = 64;
+/// Most counter sets in a slice (API limit `ResourceSliceMaxCounterSets`).
+pub const MAX_COUNTER_SETS: usize = 8;

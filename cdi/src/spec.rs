@@ -163,6 +163,19 @@ impl ContainerEdits {
 }
 
 impl DeviceNode {
+    /// Returns a character device with these major and minor numbers, which the runtime creates in
+    /// the container. The host need not have a node of it.
+    #[must_use]
+    pub fn character(path: &Path, (major, minor): (i64, i64), file_mode: u32) -> Self {
+        Self {
+            kind: Some("c".to_owned()),
+            major: Some(major),
+            minor: Some(minor),
+            file_mode: Some(file_mode),
+            ..Self::from_host(path, path)
+        }
+    }
+
     /// Returns a node of the host at `path` in the container. The runtime reads type and numbers
     /// from the host.
     #[must_use]

@@ -116,7 +116,8 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let mps = Mps::new(&paths, false);
-    let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base, mps);
+    let mig = Arc::new(fakes::gpus::FakeGpus::default());
+    let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base, mps, mig);
     let context_memory = Default::default();
     let node = LocalNode {
         journal,

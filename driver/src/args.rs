@@ -72,6 +72,16 @@ pub struct DriverArgs {
     #[arg(long, env = "TESSERA_SYSFS_ROOT", default_value = "/sys")]
     pub sysfs_root: PathBuf,
 
+    /// Mount point of procfs.
+    #[arg(long, env = "TESSERA_PROC_ROOT", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Publish GPUs in MIG mode as MIG devices, and create and destroy their instances. MIG mode
+    /// itself is never changed. Instances that no claim has are left as they are. Without it, GPUs
+    /// in MIG mode are not published.
+    #[arg(long, env = "TESSERA_MIG")]
+    pub mig: bool,
+
     /// Path of the interceptor library, which containers get.
     #[arg(
         long,

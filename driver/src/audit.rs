@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     metrics::DriverMetrics,
     prepare::source::{ClaimSource, ReadError},
-    state::journal::{ClaimRecord, Journal},
+    state::journal::{ClaimRecord, Journal, MigDeviceRecord},
 };
 
 /// Interval of audits. Each reads every prepared claim: 300 nodes with 80 claims each make 80 reads
@@ -220,7 +220,7 @@ async fn next(reads: &mut Option<BoxStream<'static, Comparison>>) -> Option<Comp
 /// Returns the GPUs of the claims of `journal` that are `wanted`.
 fn gpus_of(journal: &Journal, wanted: impl Fn(&ClaimUid) -> bool) -> BTreeSet<GpuUuid> {
     let claims = journal.claims.iter().filter(|(uid, _)| wanted(uid));
-    claims.flat_map(|(_, record)| record.shares.iter().map(|share| share.gpu.clone())).collect()
+    claims.flat_map(|(_, record)| record.gpus()).cloned().collect()
 }
 
 /// Returns true if `claim` is the object that was prepared and still has all of its shares.
@@ -228,7 +228,15 @@ fn grants(claim: &ResourceClaim, uid: &ClaimUid, record: &ClaimRecord) -> bool {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
     let results = devices.and_then(|devices| devices.results.as_deref()).unwrap_or_default();
+    let has_mig_device = |device: &MigDeviceRecord| {
+        results.iter().any(|result| {
+            result.driver == DRIVER_NAME
+                && result.pool == device.pool.as_str()
+                && result.device == device.device.device_name().as_str()
+        })
+    };
     claim.metadata.uid.as_deref() == Some(uid.as_str())
+        && record.mig_devices.iter().all(has_mig_device)
         && record.shares.iter().all(|share| {
             results.iter().any(|result| {
                 result.driver == DRIVER_NAME

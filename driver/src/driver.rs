@@ -17,7 +17,7 @@ use tessera_api::{
     names::{ExtendedResourceName, NodeName},
     slice::{CoresRatio, DeviceOrder, MaxShares, MemoryRatio},
 };
-use tessera_gpu::GpuLibrary;
+use tessera_gpu::{GpuLibrary, MigLibrary};
 use tessera_runtime::{
     server::{health::HealthSocket, http::HttpServer},
     supervisor::{Supervisor, TaskFailure},
@@ -98,6 +98,8 @@ pub struct DriverDependencies {
     pub client: Client,
     /// The GPUs.
     pub gpus: Arc<dyn GpuLibrary>,
+    /// Creates MIG devices.
+    pub mig: Arc<dyn MigLibrary>,
     /// The mounts of the kernel.
     pub mounts: Arc<dyn Mounts>,
 }

@@ -195,8 +195,10 @@ impl InventoryWatcher {
         // The first call may hang as well.
         self.progress.record(Instant::now());
         loop {
+            let before = Arc::clone(&self.inputs.journal.borrow());
             let pause = match self.library.inventory() {
                 Ok(inventory) => {
+                    let inventory = self.without_own_instances(inventory, &before);
                     // This may wait for the API server.
                     self.progress.suspend();
                     let Some(others) = self.other_allocators() else { return };
@@ -217,6 +219,16 @@ impl InventoryWatcher {
                 return;
             }
         }
+    }
+
+    /// Returns the inventory without the MIG instances of claims. `before` is the journal before
+    /// the inventory was read: a claim is in the journal from before its instances are created
+    /// until after they are destroyed, so one of the two journals has the claim of each instance.
+    fn without_own_instances(&self, inventory: Inventory, before: &Journal) -> Inventory {
+        let after = Arc::clone(&self.inputs.journal.borrow());
+        inventory.without_instances(|gpu, instance| {
+            before.has_mig_instance(gpu, instance) || after.has_mig_instance(gpu, instance)
+        })
     }
 
     /// Waits until the other allocators of this node's GPUs are known: a GPU that is published
@@ -441,7 +453,7 @@ impl InventoryWatcher {
     }
 
     fn report_health(&self, state: &HardwareState) {
-        let devices = health_of(state, &self.pool, &self.inputs.journal.borrow().gpus_in_use());
+        let devices = health_of(state, &self.pool, &self.inputs.journal.borrow().devices_in_use());
         let report = HealthReport { checked_at: Timestamp::now().as_second(), devices };
         // A later time alone wakes no receiver: streams repeat the report with it.
         self.outputs.health.send_if_modified(|current| {

@@ -20,6 +20,7 @@ pub mod claim;
 pub mod claim_pods;
 pub mod error;
 pub mod execute;
+pub mod mig;
 pub mod node;
 pub mod plan;
 pub mod repair;

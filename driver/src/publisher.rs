@@ -393,9 +393,7 @@ fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) ->
     let orphaned = devices.filter(|device| {
         device.taints.iter().flatten().any(|taint| taint.key == ORPHANED_TAINT_KEY)
     });
-    orphaned
-        .filter_map(|device| GpuUuid::from_device_name(&DeviceName::new(&device.name).ok()?).ok())
-        .collect()
+    orphaned.filter_map(|device| GpuUuid::of_device(&DeviceName::new(&device.name).ok()?)).collect()
 }
 
 /// Waits until the next GPU may be allocated by the controller.

@@ -26,6 +26,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     if let Some(DriverCommand::Healthz) = args.command {
         return Ok(probe(&args.health_socket.context("healthz needs --health-socket")?)?);
     }
+    let gpus = Arc::new(NvmlLibrary::new(nvml_options(&args)));
     let DriverArgs {
         node_name,
         kubeconfig,
@@ -35,9 +36,11 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         state_dir,
         driver_root,
         driver_root_host,
-        nvml_library,
-        device_directory,
-        sysfs_root,
+        nvml_library: _,
+        device_directory: _,
+        sysfs_root: _,
+        proc_root: _,
+        mig: _,
         intercept_library,
         intercept,
         context_memory,
@@ -47,7 +50,7 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         max_shares,
         correct_gpu_time,
         mps,
-        exclude_gpus,
+        exclude_gpus: _,
         device_order,
         mode,
         fence,
@@ -60,14 +63,6 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         print_slices,
         command: _,
     } = args;
-    let options = NvmlOptions {
-        library: nvml_library,
-        driver_root: driver_root.clone(),
-        device_directory,
-        sysfs_root,
-        exclude: exclude_gpus.into_iter().collect(),
-    };
-    let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
         let slices = SliceSource::new(node_name, device_order, mode)
             .with_fence(fence)
@@ -108,7 +103,8 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
     };
     let dependencies = DriverDependencies {
         client: client(kubeconfig.as_deref()).await?,
-        gpus,
+        gpus: Arc::clone(&gpus) as Arc<dyn GpuLibrary>,
+        mig: gpus,
         mounts: Arc::new(KernelMounts),
     };
     let mut driver = Driver::start(settings, dependencies).await?;
@@ -120,6 +116,19 @@ pub async fn run(args: DriverArgs) -> anyhow::Result<()> {
         driver.serve_health(&path)?;
     }
     run_until(driver, stop).await
+}
+
+/// Returns the options of the GPU library.
+fn nvml_options(args: &DriverArgs) -> NvmlOptions {
+    NvmlOptions {
+        library: args.nvml_library.clone(),
+        driver_root: args.driver_root.clone(),
+        device_directory: args.device_directory.clone(),
+        sysfs_root: args.sysfs_root.clone(),
+        proc_root: args.proc_root.clone(),
+        mig: args.mig,
+        exclude: args.exclude_gpus.iter().cloned().collect(),
+    }
 }
 
 /// Prints the slices of the node's GPUs.

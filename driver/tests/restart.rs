@@ -87,7 +87,8 @@ impl StepRunner {
         base.update(&gpus, &Default::default()).expect("written");
         let files = ShareFiles::new(paths.clone(), Arc::new(node.mounts.clone()));
         let mps = Mps::new(&paths, true);
-        let executor = Executor::new(files, specs, Arc::new(base), mps);
+        let executor =
+            Executor::new(files, specs, Arc::new(base), mps, Arc::new(node.gpus.clone()));
         Self { journal, executor, claim: claim.uid, record, steps }
     }
 
@@ -387,7 +388,7 @@ async fn journal_of_newer_driver_is_refused() {
     let error =
         node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
     assert!(
-        format!("{error:#}").contains("has version 99, newer than 4 of this driver"),
+        format!("{error:#}").contains("has version 99, newer than 5 of this driver"),
         "{error:#}"
     );
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);

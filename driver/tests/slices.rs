@@ -302,8 +302,12 @@ impl GpuLibrary for Broken {
 async fn panic_of_a_thread_ends_the_driver_with_its_reason() {
     let node = Node::with_gpus(1);
     let mounts = Arc::new(node.mounts.clone());
-    let dependencies =
-        DriverDependencies { client: node.api.client(), gpus: Arc::new(Broken), mounts };
+    let dependencies = DriverDependencies {
+        client: node.api.client(),
+        gpus: Arc::new(Broken),
+        mig: Arc::new(node.gpus.clone()),
+        mounts,
+    };
     let driver = Driver::start(node.settings(), dependencies).await.expect("it starts");
     let error = run_until(driver, CancellationToken::new()).await.expect_err("it ends");
     assert_eq!(error.to_string(), "task gpus ended unexpectedly: it panicked: a defect");

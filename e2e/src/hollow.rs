@@ -312,7 +312,7 @@ fn gpu(node: u32, index: u32) -> anyhow::Result<Gpu> {
         pci_bus_id: PciBusId::new(format!("0000:{:02x}:00.0", 0x10 * index + 9))?,
         pcie_root: Some(format!("pci0000:{:02x}", 0x10 * index + 6)),
         numa_node: Some(i32::from(index >= 4)),
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     })
 }

@@ -6,6 +6,8 @@
 //!  sysfs ------------sysfs---+
 //! ```
 //!
+//! [`MigLibrary`] creates and destroys MIG devices.
+//!
 //! [`GpuLibrary`] is the interface between the driver and the hardware. [`NvmlLibrary`] is the only
 //! implementation. It loads NVIDIA's library or, in tests and the demo, a fake with the same
 //! symbols and layouts.
@@ -13,8 +15,10 @@
 //! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks up to its
 //! timeout.
 
+mod capabilities;
 pub mod device_nodes;
 mod library;
+mod mig;
 pub mod nvml;
 pub mod recovery;
 pub mod search;
@@ -25,6 +29,7 @@ pub use library::{
     GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
     ProcessUtilization,
 };
+pub use mig::{CapabilityNode, ComputeInstance, GpuInstance, MigLibrary, MigLibraryError};
 pub use nvml::{NvmlLibrary, NvmlOptions};
 pub use recovery::RecoveryAction;
 pub use xid::{HealthImpact, Xid};

@@ -2,6 +2,7 @@
 
 mod describe;
 mod links;
+mod mig;
 mod raw;
 mod session;
 mod watch;
@@ -40,18 +41,25 @@ pub struct NvmlOptions {
     pub device_directory: Option<PathBuf>,
     /// Mount point of sysfs.
     pub sysfs_root: PathBuf,
+    /// Mount point of procfs.
+    pub proc_root: PathBuf,
+    /// True to describe the profiles of GPUs in MIG mode, which are then published.
+    pub mig: bool,
     /// GPUs that are not published.
     pub exclude: BTreeSet<GpuUuid>,
 }
 
 impl Default for NvmlOptions {
-    /// Returns the driver root `/`, sysfs at `/sys`, and no exclusions.
+    /// Returns the driver root `/`, sysfs at `/sys`, procfs at `/proc`, no MIG devices and no
+    /// exclusions.
     fn default() -> Self {
         Self {
             library: None,
             driver_root: PathBuf::from("/"),
             device_directory: None,
             sysfs_root: PathBuf::from("/sys"),
+            proc_root: PathBuf::from("/proc"),
+            mig: false,
             exclude: BTreeSet::new(),
         }
     }
@@ -200,7 +208,7 @@ impl GpuLibrary for NvmlLibrary {
         let versions = session.versions()?;
         let (mut gpus, mut unpublished) = (Vec::new(), Vec::new());
         for index in 0..count {
-            match describe::gpu(&session, index, &versions, &self.options.sysfs_root) {
+            match describe::gpu(&session, index, &versions, &self.options) {
                 Ok(gpu) => gpus.push(gpu),
                 Err(gpu) => unpublished.push(gpu),
             }

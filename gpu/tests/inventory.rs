@@ -61,7 +61,7 @@ fn inventory_matches_every_shipped_world() {
             assert_eq!(gpu.pci_bus_id.as_str(), expected.pci.to_string());
             assert_eq!(gpu.pcie_root.as_deref(), Some(expected.pcie_root.as_str()));
             assert_eq!(gpu.numa_node, expected.numa_node.map(|node| node as i32));
-            assert!(gpu.is_healthy() && !gpu.mig_enabled);
+            assert!(gpu.is_healthy() && gpu.mig.is_none());
         }
         assert_eq!(library.library_path(), Some(node.nvml()), "found under the driver root");
     }

@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{Gpu, Link};
+use super::{Gpu, Link, MigInstance};
 use crate::names::{GpuUuid, PciBusId};
 
 /// The GPUs of a node. [`Inventory::new`] ensures the guarantees of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Inventory {
-    /// GPUs that are published: by index, each UUID once, all publishable.
+    /// GPUs that are published: by index, each UUID once, all publishable. Those in MIG mode are
+    /// published as MIG devices.
     pub gpus: Vec<Gpu>,
-    /// Links between published GPUs: each pair and kind once, sorted.
+    /// Links between published GPUs that are shared: each pair and kind once, sorted.
     pub links: Vec<Link>,
     /// GPUs that are there, or were, and are not published.
     pub unpublished: Vec<Unpublished>,
@@ -88,7 +89,8 @@ impl fmt::Display for UnpublishedReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MigEnabled => {
-                f.write_str("MIG mode is on; turn it off (nvidia-smi -mig 0) to share the GPU")
+                f.write_str("MIG mode is on; turn it off (nvidia-smi -mig 0) to share the GPU, or publish MIG devices \
+                             (--mig, driver.mig)")
             }
             Self::Excluded => f.write_str("excluded on this node (--exclude-gpu)"),
             Self::Lost => f.write_str("no longer answers; it may have fallen off the bus"),
@@ -152,9 +154,27 @@ impl Inventory {
         self
     }
 
+    /// The published GPUs that are not in MIG mode: claims get shares of them.
+    pub fn shared_gpus(&self) -> impl Iterator<Item = &Gpu> {
+        self.gpus.iter().filter(|gpu| gpu.mig.is_none())
+    }
+
     /// The published GPU of that UUID.
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Returns the inventory without the GPU instances for which `is_own` returns true: claims have
+    /// them.
+    #[must_use]
+    pub fn without_instances(mut self, is_own: impl Fn(&GpuUuid, &MigInstance) -> bool) -> Self {
+        for gpu in &mut self.gpus {
+            let uuid = &gpu.uuid;
+            if let Some(mig) = &mut gpu.mig {
+                mig.instances.retain(|instance| !is_own(uuid, instance));
+            }
+        }
+        self
     }
 
     /// Returns the number of unpublished GPUs by the code of the reason.
@@ -176,7 +196,8 @@ impl Inventory {
     }
 
     fn tidy_links(&mut self) {
-        let published: BTreeSet<&GpuUuid> = self.gpus.iter().map(|gpu| &gpu.uuid).collect();
+        // MIG devices have no peer access (MIG user guide, "Limitations").
+        let published: BTreeSet<GpuUuid> = self.shared_gpus().map(|gpu| gpu.uuid.clone()).collect();
         self.links.retain(|link| {
             link.a != link.b && published.contains(&link.a) && published.contains(&link.b)
         });
@@ -193,7 +214,7 @@ impl Inventory {
 
 /// Returns the reason for which a GPU cannot be published, if there is one.
 fn not_publishable(gpu: &Gpu) -> Option<UnpublishedReason> {
-    if gpu.mig_enabled {
+    if gpu.mig.as_ref().is_some_and(|mig| mig.profiles.is_empty()) {
         return Some(UnpublishedReason::MigEnabled);
     }
     // validRange wants min + step <= value (API validation of requestPolicy), and both are 1Mi.

@@ -65,7 +65,7 @@ fn a_graph_without_structure_is_still_partitioned_quickly() {
 
 #[test]
 fn what_cannot_be_published_is_set_aside_with_its_reason() {
-    let mig = Gpu { mig_enabled: true, ..gpu(1) };
+    let mig = Gpu { mig: Some(Mig::default()), ..gpu(1) };
     let tiny = Gpu { memory_bytes: (2 << 20) - 1, ..gpu(2) };
     let twin = Gpu { uuid: uuid(0), ..gpu(3) };
     let inventory = Inventory::new(vec![twin, tiny, mig, gpu(0)], all_pairs(4, 2), Vec::new());
@@ -142,7 +142,7 @@ proptest! {
 
     #[test]
     fn an_inventory_loses_no_gpu(mig in prop::collection::vec(any::<bool>(), 0..12)) {
-        let gpus: Vec<Gpu> = mig.iter().zip(0..).map(|(mig, index)| Gpu { mig_enabled: *mig, ..gpu(index) }).collect();
+        let gpus: Vec<Gpu> = mig.iter().zip(0..).map(|(mig, index)| Gpu { mig: mig.then(Mig::default), ..gpu(index) }).collect();
         let inventory = Inventory::new(gpus, Vec::new(), Vec::new());
         prop_assert_eq!(inventory.gpus.len() + inventory.unpublished.len(), mig.len());
         prop_assert!(inventory.gpus.is_sorted_by_key(|gpu| gpu.index));

@@ -14,10 +14,14 @@ macro_rules! attributes {
 }
 
 attributes! {
-    /// Kind of device; always `gpu`.
+    /// Kind of device: `gpu`, or `mig` for a MIG device.
     TYPE = "type", "string";
     /// UUID of the GPU as NVML prints it.
     UUID = "uuid", "string";
+    /// UUID of the GPU of a MIG device.
+    PARENT_UUID = "parentUUID", "string";
+    /// Profile of a MIG device, such as `1g.10gb`.
+    PROFILE = "profile", "string";
     /// Product name, cut to 64 bytes.
     PRODUCT_NAME = "productName", "string";
     /// Architecture, such as `Hopper`.
@@ -47,3 +51,5 @@ attributes! {
 
 /// The value of [`TYPE`] for a whole GPU.
 pub const TYPE_GPU: &str = "gpu";
+/// The value of [`TYPE`] for a MIG device.
+pub const TYPE_MIG: &str = "mig";

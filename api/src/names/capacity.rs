@@ -9,7 +9,17 @@ pub const CORES: &str = "cores";
 /// Shares of the GPU.
 pub const SHARES: &str = "shares";
 
-/// All capacities: name and meaning.
+/// Capacities of MIG devices besides [`MEMORY`]: name and meaning.
+pub const ENGINES: [(&str, &str); 6] = [
+    ("multiprocessors", "Streaming multiprocessors of a MIG device."),
+    ("copyEngines", "Copy engines of a MIG device."),
+    ("decoders", "Video decoders of a MIG device."),
+    ("encoders", "Video encoders of a MIG device."),
+    ("jpegEngines", "JPEG engines of a MIG device."),
+    ("ofaEngines", "Optical flow engines of a MIG device."),
+];
+
+/// All capacities of GPUs: name and meaning.
 pub const ALL: &[(&str, &str)] = &[
     (MEMORY, "Device memory in whole MiB; requests are rounded up to 1 MiB."),
     (

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::macros::name_type;
 use super::syntax::is_uuid;
-use super::{DeviceName, NameError};
+use super::{DeviceName, MigDeviceName, NameError};
 
 name_type! {
     /// A GPU's UUID as NVML prints it: `GPU-` and a UUID in lowercase. Hexadecimal digits are
@@ -37,6 +37,12 @@ impl GpuUuid {
         };
         let digits = device.as_str().strip_prefix("gpu-").ok_or_else(malformed)?;
         Self::new(format!("GPU-{digits}")).map_err(|_| malformed())
+    }
+
+    /// The GPU that a device of ours is, or is a part of; `None` for other devices.
+    pub fn of_device(device: &DeviceName) -> Option<Self> {
+        let of_mig = || MigDeviceName::of_device(device).map(|device| device.gpu().clone());
+        Self::from_device_name(device).ok().or_else(of_mig)
     }
 
     /// The fully qualified CDI device of the GPU's driver files,

@@ -20,6 +20,31 @@ fn a_gpu_and_its_device_name_each_other() {
 }
 
 #[test]
+fn a_mig_device_and_its_device_name_each_other() {
+    let gpu = GpuUuid::new(UUID).unwrap();
+    for (profile, name) in [
+        ("1g.10gb", "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-1g10gb-19-6"),
+        ("1g.10gb+me", "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-1g10gb-me-19-6"),
+        // Cut, so that the name has 63 bytes at most.
+        ("7g.180gb+gfx.all", "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-7g180gb-gf-19-6"),
+    ] {
+        let device = MigDeviceName::new(gpu.clone(), profile, 19, 6);
+        assert_eq!(device.device_name(), name);
+        assert_eq!(MigDeviceName::of_device(&device.device_name()), Some(device.clone()));
+        assert_eq!(GpuUuid::of_device(&device.device_name()), Some(gpu.clone()));
+        assert!(GpuUuid::from_device_name(&device.device_name()).is_err(), "no whole GPU");
+    }
+    let longest = MigDeviceName::new(gpu.clone(), "7g.180gb+gfx.all", 999, 999);
+    assert_eq!(longest.device_name().as_str().len(), 63);
+    assert_eq!(MigDeviceName::of_device(&gpu.device_name()), None);
+    assert_eq!(GpuUuid::of_device(&gpu.device_name()), Some(gpu));
+    for wrong in ["gpu-0-mig-1g-19-0", "nic-0", "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-19-0"]
+    {
+        assert_eq!(MigDeviceName::of_device(&DeviceName::new(wrong).unwrap()), None, "{wrong}");
+    }
+}
+
+#[test]
 fn gpu_uuids_of_either_case_are_the_same_gpu() {
     assert_eq!(GpuUuid::new("GPU-1F0C2D3E-9A41-7C3B-8E55-0D6F2B1A4C77"), GpuUuid::new(UUID));
 }

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::api::resource::v1::{
+    CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sha2::{Digest, Sha256};
 
-use super::{Fence, MAX_DEVICES, MAX_TAINTED_DEVICES, SliceOptions, Topology, device};
+use super::{
+    Fence, MAX_COUNTER_SETS, MAX_DEVICES, MAX_TAINTED_DEVICES, SliceOptions, Topology, device, mig,
+};
 use crate::gpu::{Gpu, Inventory, NvlinkClique, nvlink_cliques};
 use crate::names::{
     DRIVER_NAME, FENCE_ANNOTATION, FENCE_BY_RULE, GpuUuid, NodeName, TOPOLOGY_ANNOTATION,
@@ -26,8 +30,9 @@ const NODE_HASH_DIGITS: usize = 12;
 /// The result depends on nothing but the arguments: equal arguments give equal slices, names
 /// included, so that a slice published twice collides instead of counting twice.
 pub fn build(inventory: &Inventory, options: &SliceOptions) -> Vec<ResourceSlice> {
-    let cliques = nvlink_cliques(inventory.gpus.iter().map(|gpu| &gpu.uuid), &inventory.links);
-    let mut gpus: Vec<&Gpu> = inventory.gpus.iter().collect();
+    let (mig, mut gpus): (Vec<&Gpu>, Vec<&Gpu>) =
+        inventory.gpus.iter().partition(|gpu| gpu.mig.is_some());
+    let cliques = nvlink_cliques(gpus.iter().map(|gpu| &gpu.uuid), &inventory.links);
     options.order.sort(&mut gpus, &options.in_use, &cliques);
     let clique_values = clique_values(&cliques, &options.node);
     let devices: Vec<Device> = gpus
@@ -36,26 +41,37 @@ pub fn build(inventory: &Inventory, options: &SliceOptions) -> Vec<ResourceSlice
         .collect();
     let per_slice =
         if devices.iter().any(|d| d.taints.is_some()) { MAX_TAINTED_DEVICES } else { MAX_DEVICES };
-    let parts: Vec<(&[Device], &[&Gpu])> = match devices.len() {
-        0 => vec![(&[], &[])],
-        _ => devices.chunks(per_slice).zip(gpus.chunks(per_slice)).collect(),
-    };
-    let count = parts.len() as i64;
-    let slices = parts.into_iter().enumerate().map(|(index, (devices, gpus))| {
+    let mut parts: Vec<SlicePart> = Vec::new();
+    for (devices, gpus) in devices.chunks(per_slice).zip(gpus.chunks(per_slice)) {
         let links = inventory.links.iter().filter(|link| gpus.iter().any(|gpu| gpu.uuid == link.a));
         let topology = Topology::new(links.cloned());
-        slice(index, count, devices.to_vec(), &topology, options)
-    });
-    slices.collect()
+        parts.push(SlicePart { devices: devices.to_vec(), topology, ..SlicePart::default() });
+    }
+    // A slice has either counters or devices.
+    for devices in mig::devices(&mig, options).chunks(MAX_TAINTED_DEVICES) {
+        parts.push(SlicePart { devices: devices.to_vec(), ..SlicePart::default() });
+    }
+    for sets in mig::counter_sets(&mig).chunks(MAX_COUNTER_SETS) {
+        parts.push(SlicePart { counter_sets: sets.to_vec(), ..SlicePart::default() });
+    }
+    if parts.is_empty() {
+        parts.push(SlicePart::default());
+    }
+    let count = parts.len() as i64;
+    let parts = parts.into_iter().enumerate();
+    parts.map(|(index, part)| slice(index, count, part, options)).collect()
 }
 
-fn slice(
-    index: usize,
-    count: i64,
+/// Content of one slice.
+#[derive(Default)]
+struct SlicePart {
     devices: Vec<Device>,
-    topology: &Topology,
-    options: &SliceOptions,
-) -> ResourceSlice {
+    counter_sets: Vec<CounterSet>,
+    topology: Topology,
+}
+
+fn slice(index: usize, count: i64, part: SlicePart, options: &SliceOptions) -> ResourceSlice {
+    let SlicePart { devices, counter_sets, topology } = part;
     let links = topology.to_annotation().map(|text| (TOPOLOGY_ANNOTATION.to_owned(), text));
     let fence = (options.fence == Fence::Rule)
         .then(|| (FENCE_ANNOTATION.to_owned(), FENCE_BY_RULE.to_owned()));
@@ -79,6 +95,7 @@ fn slice(
                 resource_slice_count: count,
             },
             devices: (!devices.is_empty()).then_some(devices),
+            shared_counters: (!counter_sets.is_empty()).then_some(counter_sets),
             ..ResourceSliceSpec::default()
         },
     }

@@ -119,22 +119,22 @@ fn attributes(
     all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-fn string(value: Option<&str>) -> Option<DeviceAttribute> {
+pub(super) fn string(value: Option<&str>) -> Option<DeviceAttribute> {
     value.map(|text| DeviceAttribute {
         string: Some(truncated(text).to_owned()),
         ..DeviceAttribute::default()
     })
 }
 
-fn version(value: Option<String>) -> Option<DeviceAttribute> {
+pub(super) fn version(value: Option<String>) -> Option<DeviceAttribute> {
     value.map(|text| DeviceAttribute { version: Some(text), ..DeviceAttribute::default() })
 }
 
-fn int(value: Option<i64>) -> Option<DeviceAttribute> {
+pub(super) fn int(value: Option<i64>) -> Option<DeviceAttribute> {
     value.map(|number| DeviceAttribute { int: Some(number), ..DeviceAttribute::default() })
 }
 
-fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
+pub(super) fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
     let managed = (options.fence == Fence::Taint).then(|| no_schedule(MANAGED_TAINT_KEY, None));
     let unhealthy = match &gpu.health {
         Health::Healthy => None,

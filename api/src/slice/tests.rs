@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gpu::{
-    ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel,
+    ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, Mig, MigEngines,
+    MigInstance, MigPlacement, MigProfile, PcieLevel,
 };
 use crate::machines::{all_pairs, dgx1v, dgx1v_links, gpu, h100_8, nvlink, unlinked, uuid};
 use crate::names::{
@@ -59,6 +60,76 @@ fn no_gpu_is_one_empty_slice() {
     assert_eq!(slice.spec.devices, None);
     assert_eq!(slice.metadata.annotations, None);
     assert_eq!((slice.spec.pool.generation, slice.spec.pool.resource_slice_count), (3, 1));
+}
+
+/// An H100 in MIG mode with two profiles.
+fn mig_gpu(index: u32, instances: Vec<MigInstance>) -> Gpu {
+    let profile =
+        |id, name: &str, memory_mib, multiprocessors, placements: &[(u32, u32)]| MigProfile {
+            id,
+            name: name.to_owned(),
+            slices: 1,
+            memory_mib,
+            engines: MigEngines { multiprocessors, copy_engines: 1, ..MigEngines::default() },
+            placements: placements
+                .iter()
+                .map(|(start, size)| MigPlacement { start: *start, size: *size })
+                .collect(),
+        };
+    let ones: Vec<(u32, u32)> = (0..7).map(|start| (start, 1)).collect();
+    let profiles = vec![
+        profile(9, "3g.40gb", 40448, 60, &[(0, 4), (4, 4)]),
+        profile(19, "1g.10gb", 9984, 16, &ones),
+    ];
+    Gpu { mig: Some(Mig { profiles, instances }), ..gpu(index) }
+}
+
+#[test]
+fn a_gpu_in_mig_mode_beside_one_that_is_shared() {
+    let inventory =
+        Inventory::new(vec![mig_gpu(0, Vec::new()), gpu(1)], all_pairs(2, 4), Vec::new());
+    assert!(inventory.links.is_empty(), "MIG devices have no peer access");
+    insta::assert_yaml_snapshot!(build(&inventory, &options()));
+}
+
+#[test]
+fn slices_of_an_instance_that_no_claim_has_are_not_published() {
+    let placement = MigPlacement { start: 4, size: 4 };
+    let taken = MigInstance { profile: 9, placement };
+    let inventory = Inventory::new(vec![mig_gpu(0, vec![taken])], Vec::new(), Vec::new());
+    let slices = build(&inventory, &options());
+    let names: Vec<&str> = devices(&slices[0]).iter().map(|device| &device.name[41..]).collect();
+    assert_eq!(
+        names,
+        [
+            "mig-1g10gb-19-0",
+            "mig-1g10gb-19-1",
+            "mig-1g10gb-19-2",
+            "mig-1g10gb-19-3",
+            "mig-3g40gb-9-0"
+        ]
+    );
+    let counters = &slices[1].spec.shared_counters.as_ref().expect("counters")[0].counters;
+    let left = |name: &str| counters[name].value.0.clone();
+    assert_eq!((left("memory-slice-3"), left("memory-slice-4")), ("1".to_owned(), "0".to_owned()));
+    assert_eq!(left("multiprocessors"), "0", "60 of 60");
+}
+
+#[test]
+fn mig_devices_are_split_at_64_and_counters_at_8() {
+    let gpus = (0..9).map(|index| mig_gpu(index, Vec::new())).collect();
+    let inventory = Inventory::new(gpus, Vec::new(), Vec::new());
+    for fence in [Fence::Rule, Fence::Taint] {
+        let slices = build(&inventory, &SliceOptions { fence, ..options() });
+        let sizes: Vec<(usize, usize)> = slices
+            .iter()
+            .map(|slice| {
+                let sets = slice.spec.shared_counters.as_deref().unwrap_or_default();
+                (devices(slice).len(), sets.len())
+            })
+            .collect();
+        assert_eq!(sizes, [(64, 0), (17, 0), (0, 8), (0, 1)]);
+    }
 }
 
 #[test]

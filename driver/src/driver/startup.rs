@@ -91,7 +91,7 @@ impl Startup {
         dependencies: DriverDependencies,
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();
-        let DriverDependencies { client, gpus, mounts } = dependencies;
+        let DriverDependencies { client, gpus, mig, mounts } = dependencies;
         let kubelet_root = &settings.kubelet_root;
         let sockets = SocketPaths::new(kubelet_root, DRIVER_NAME, settings.pod_uid.as_deref())?;
         let paths = StatePaths::new(settings.state_dir.clone());
@@ -117,7 +117,7 @@ impl Startup {
         let node = Arc::new(LocalNode {
             paths: paths.clone(),
             journal: Arc::clone(&journal),
-            executor: Executor::new(files, specs, Arc::clone(&base), mps.clone()),
+            executor: Executor::new(files, specs, Arc::clone(&base), mps.clone(), mig),
             library,
             intercept: settings.intercept,
             context_memory: settings.context_memory,

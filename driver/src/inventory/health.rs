@@ -1,53 +1,52 @@
-//! Health of GPUs as the kubelet reports it.
+//! Health of devices as the kubelet reports it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use tessera_api::{
     gpu::{Health, UnpublishedReason},
-    names::{GpuUuid, PoolName},
+    names::{DeviceName, GpuUuid, PoolName},
 };
 
 use super::HardwareState;
 use crate::kubelet::health::DeviceHealth;
 
-/// Returns the health of each GPU that is published or in use by a claim.
+/// Returns the health of each GPU that is published whole, and of each device that a claim has.
 pub(super) fn health_of(
     state: &HardwareState,
     pool: &PoolName,
-    in_use: &BTreeSet<GpuUuid>,
+    in_use: &BTreeMap<DeviceName, GpuUuid>,
 ) -> Vec<DeviceHealth> {
-    let device = |gpu: &GpuUuid, healthy, message: String| DeviceHealth {
-        pool: pool.to_string(),
-        device: gpu.device_name().to_string(),
-        healthy,
-        message,
+    let mut gpus = in_use.clone();
+    if let HardwareState::Known(inventory) = state {
+        gpus.extend(inventory.shared_gpus().map(|gpu| (gpu.device_name(), gpu.uuid.clone())));
+    }
+    let health = |(device, gpu): (DeviceName, GpuUuid)| {
+        let (healthy, message) = health_of_gpu(state, &gpu);
+        DeviceHealth { pool: pool.to_string(), device: device.to_string(), healthy, message }
     };
+    gpus.into_iter().map(health).collect()
+}
+
+/// Returns whether the GPU is healthy, if that is known, and the reason.
+fn health_of_gpu(state: &HardwareState, gpu: &GpuUuid) -> (Option<bool>, String) {
     let inventory = match state {
-        HardwareState::Unknown { reason, .. } => {
-            return in_use.iter().map(|gpu| device(gpu, None, reason.clone())).collect();
-        }
+        HardwareState::Unknown { reason, .. } => return (None, reason.clone()),
         HardwareState::Known(inventory) => inventory,
     };
-    let mut devices: Vec<_> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| match &gpu.health {
-            Health::Healthy => device(&gpu.uuid, Some(true), String::new()),
-            Health::Unhealthy { message, .. } => device(&gpu.uuid, Some(false), message.clone()),
-        })
-        .collect();
-    for gpu in in_use.iter().filter(|gpu| inventory.gpu(gpu).is_none()) {
-        let known =
-            inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
-        let (healthy, message) = match known.map(|known| &known.reason) {
-            None => (Some(false), "the GPU is gone".to_owned()),
-            Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {
-                (Some(false), reason.to_string())
-            }
-            // It is not published, for a reason that does not depend on its health.
-            Some(reason) => (None, reason.to_string()),
+    if let Some(found) = inventory.gpu(gpu) {
+        return match &found.health {
+            Health::Healthy => (Some(true), String::new()),
+            Health::Unhealthy { message, .. } => (Some(false), message.clone()),
         };
-        devices.push(device(gpu, healthy, message));
     }
-    devices
+    let known =
+        inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
+    match known.map(|known| &known.reason) {
+        None => (Some(false), "the GPU is gone".to_owned()),
+        Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {
+            (Some(false), reason.to_string())
+        }
+        // It is not published, for a reason that does not depend on its health.
+        Some(reason) => (None, reason.to_string()),
+    }
 }

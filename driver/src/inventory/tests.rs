@@ -44,7 +44,7 @@ fn gpu(uuid_text: &str) -> Gpu {
         pci_bus_id: "0000:01:00.0".parse().expect("an address"),
         pcie_root: None,
         numa_node: None,
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     }
 }
@@ -266,14 +266,14 @@ fn missing_gpu_of_claim_is_reported_unhealthy() {
 
     assert_eq!(
         healths(&bed),
-        [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]
+        [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]
     );
-    assert!(bed.health.borrow().devices[1].message.contains("bus"), "{:?}", bed.health.borrow());
+    assert!(bed.health.borrow().devices[0].message.contains("bus"), "{:?}", bed.health.borrow());
 
     // The operator excluded it: the health is unknown.
     let excluded = inventory(&[GPU, OTHER]).excluding(&BTreeSet::from([uuid(GPU)]));
     bed.watcher.found(excluded);
-    assert_eq!(healths(&bed), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), None)]);
+    assert_eq!(healths(&bed), [(GPU.to_lowercase(), None), (OTHER.to_lowercase(), Some(true))]);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use tessera_api::{
         ComputePriority, EffectiveConfig, Percent, Sharing, allocated_config, effective_config,
     },
     names::{
-        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName,
-        RequestName, ShareId, capacity,
+        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, MigDeviceName, NameError, Namespace, PodName,
+        PoolName, RequestName, ShareId, capacity,
     },
     quantity::QuantityError,
     resize::apply_sizes,
@@ -31,6 +31,21 @@ pub struct PreparableClaim {
     pub name: ClaimName,
     /// The shares of this node's GPUs.
     pub shares: Vec<AllocatedShare>,
+    /// The MIG devices of this node's GPUs.
+    pub mig_devices: Vec<AllocatedMigDevice>,
+}
+
+/// A result of this driver that is a MIG device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatedMigDevice {
+    /// The index in the allocation's results.
+    pub index: usize,
+    /// The request for which it was allocated.
+    pub request: RequestName,
+    /// The pool of this node.
+    pub pool: PoolName,
+    /// The device.
+    pub device: MigDeviceName,
 }
 
 /// A result of this driver in the allocation of a claim.
@@ -228,8 +243,18 @@ impl PreparableClaim {
         apply_sizes(&mut status);
         let not_allocated =
             || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
-        let shares = shares(&status.allocation.ok_or_else(not_allocated)?, own_pool)?;
-        Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
+        let allocation = status.allocation.ok_or_else(not_allocated)?;
+        let mig_devices = mig_devices(&allocation, own_pool)?;
+        let shares = shares(&allocation, own_pool)?;
+        let devices = shares.len() + mig_devices.len();
+        if devices == 0 {
+            return Err(ClaimError::NothingOfOurs);
+        }
+        if let Some(share) = shares.iter().find(|share| share.mps).filter(|_| devices > 1) {
+            return Err(ClaimError::SeveralByMps { request: share.request.clone(), devices });
+        }
+        let (uid, namespace, name) = (uid.clone(), namespace.clone(), name.clone());
+        Ok(Self { uid, namespace, name, shares, mig_devices })
     }
 }
 
@@ -259,7 +284,10 @@ pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError>
     };
     let configs = devices.config.as_deref().unwrap_or_default();
     let results = devices.results.iter().flatten().enumerate();
-    for (index, result) in results.filter(|(_, result)| result.driver == DRIVER_NAME) {
+    let is_share = |result: &DeviceRequestAllocationResult| {
+        result.driver == DRIVER_NAME && mig_device(result).is_none()
+    };
+    for (index, result) in results.filter(|(_, result)| is_share(result)) {
         let request = name(index, "request", RequestName::new(&result.request))?;
         let config = allocated_config(configs, &request)
             .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
@@ -274,15 +302,15 @@ fn shares(
     allocation: &AllocationResult,
     own_pool: &PoolName,
 ) -> Result<Vec<AllocatedShare>, ClaimError> {
-    let Some(devices) = &allocation.devices else { return Err(ClaimError::NothingOfOurs) };
-    let configs = devices.config.as_deref().unwrap_or_default();
+    let configs = allocation.devices.iter().flat_map(|devices| devices.config.as_deref());
+    let configs = configs.flatten().cloned().collect::<Vec<_>>();
     let mut shares = Vec::new();
-    for (index, result) in devices.results.iter().flatten().enumerate() {
-        if result.driver != DRIVER_NAME {
+    for (index, result) in own_results(allocation) {
+        if mig_device(result).is_some() {
             continue;
         }
         let request = name(index, "request", RequestName::new(&result.request))?;
-        let config = effective_config(configs, &request)
+        let config = effective_config(&configs, &request)
             .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
         let priority = match config.compute_priority {
             ComputePriority::High => journal::ComputePriority::High,
@@ -304,13 +332,55 @@ fn shares(
             ..share
         });
     }
-    match shares.iter().find(|share| share.mps) {
-        _ if shares.is_empty() => Err(ClaimError::NothingOfOurs),
-        Some(share) if shares.len() > 1 => {
-            Err(ClaimError::SeveralByMps { request: share.request.clone(), devices: shares.len() })
-        }
-        _ => Ok(shares),
+    Ok(shares)
+}
+
+/// Returns the results of this driver that are MIG devices. A GpuConfig does not apply to them:
+/// the hardware holds their limits.
+fn mig_devices(
+    allocation: &AllocationResult,
+    own_pool: &PoolName,
+) -> Result<Vec<AllocatedMigDevice>, ClaimError> {
+    let mut devices = Vec::new();
+    for (index, result) in own_results(allocation) {
+        let Some(device) = mig_device(result) else { continue };
+        check_result(index, result, own_pool)?;
+        let request = name(index, "request", RequestName::new(&result.request))?;
+        devices.push(AllocatedMigDevice { index, request, pool: own_pool.clone(), device });
     }
+    Ok(devices)
+}
+
+/// Returns the MIG device of a result, or `None` if it is a GPU.
+fn mig_device(result: &DeviceRequestAllocationResult) -> Option<MigDeviceName> {
+    MigDeviceName::of_device(&DeviceName::new(&result.device).ok()?)
+}
+
+/// Returns the results of this driver, with their indexes.
+fn own_results(
+    allocation: &AllocationResult,
+) -> impl Iterator<Item = (usize, &DeviceRequestAllocationResult)> {
+    let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    results.enumerate().filter(|(_, result)| result.driver == DRIVER_NAME)
+}
+
+/// Checks that the result is one of this node, and no admin access.
+fn check_result(
+    index: usize,
+    result: &DeviceRequestAllocationResult,
+    own_pool: &PoolName,
+) -> Result<(), ClaimError> {
+    if *own_pool != result.pool.as_str() {
+        return Err(ClaimError::OtherPool {
+            index,
+            pool: result.pool.clone(),
+            own_pool: own_pool.clone(),
+        });
+    }
+    if result.admin_access == Some(true) {
+        return Err(ClaimError::AdminAccess { index });
+    }
+    Ok(())
 }
 
 const WHOLE_GPU_PERCENT: u8 = CoresRatio::WHOLE.percent();
@@ -354,16 +424,7 @@ fn share(
     own_pool: &PoolName,
     is_exclusive: bool,
 ) -> Result<AllocatedShare, ClaimError> {
-    if *own_pool != result.pool.as_str() {
-        return Err(ClaimError::OtherPool {
-            index,
-            pool: result.pool.clone(),
-            own_pool: own_pool.clone(),
-        });
-    }
-    if result.admin_access == Some(true) {
-        return Err(ClaimError::AdminAccess { index });
-    }
+    check_result(index, result, own_pool)?;
     let share_id =
         result.share_id.as_deref().map(|text| name(index, "shareID", ShareId::new(text)));
     let memory = amount(index, result, capacity::MEMORY)?;

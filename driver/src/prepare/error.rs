@@ -1,6 +1,7 @@
 //! Errors of Prepare and Unprepare.
 
 use tessera_api::names::NameError;
+use tessera_gpu::MigLibraryError;
 
 use super::{
     claim::ClaimError, execute::StepError, plan::PlanError, source::ReadError, step::GrantTextError,
@@ -49,6 +50,9 @@ pub enum PrepareError {
     /// The claim shares a GPU by MPS, which is not possible now.
     #[error("cannot share GPU by MPS")]
     Mps(#[source] MpsError),
+    /// The claim has a MIG device that cannot be created now.
+    #[error("cannot create MIG device")]
+    Mig(#[source] MigLibraryError),
     /// A proxy needs the libcuda.so.1 that it replaces.
     #[error(
         "libcuda.so.1 not found in the NVIDIA driver root (required by --intercept=proxy and both)"
@@ -68,10 +72,17 @@ impl From<MpsError> for PrepareError {
     }
 }
 
+impl From<MigLibraryError> for PrepareError {
+    fn from(error: MigLibraryError) -> Self {
+        Self::Mig(error)
+    }
+}
+
 impl From<StepError> for PrepareError {
     fn from(error: StepError) -> Self {
         match error {
             StepError::Mps(error) => Self::Mps(error),
+            StepError::Mig(error) => Self::Mig(error),
             error => Self::Step(error),
         }
     }

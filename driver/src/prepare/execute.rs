@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tessera_cdi::{SpecFile, SpecStore, StoreError};
+use tessera_gpu::{MigLibrary, MigLibraryError};
 
+use super::mig;
 use super::step::{Step, UndoStep, claim_kind};
 use crate::{
     base_spec::BaseSpec,
@@ -24,22 +26,44 @@ pub enum StepError {
     /// An MPS control daemon could not be requested or released, or is not ready.
     #[error("cannot share GPU by MPS")]
     Mps(#[from] MpsError),
+    /// The instances of a MIG device could not be created or destroyed.
+    #[error("cannot change MIG device")]
+    Mig(#[from] MigLibraryError),
 }
 
 /// Takes and undoes steps. Callers hold the journal's lock.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Executor {
     files: ShareFiles,
     specs: SpecStore,
     base: Arc<BaseSpec>,
     mps: Mps,
+    mig: Arc<dyn MigLibrary>,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("files", &self.files).finish_non_exhaustive()
+    }
 }
 
 impl Executor {
-    /// Returns an executor that changes these files.
+    /// Returns an executor that changes these files and MIG devices.
     #[must_use]
-    pub fn new(files: ShareFiles, specs: SpecStore, base: Arc<BaseSpec>, mps: Mps) -> Self {
-        Self { files, specs, base, mps }
+    pub fn new(
+        files: ShareFiles,
+        specs: SpecStore,
+        base: Arc<BaseSpec>,
+        mps: Mps,
+        mig: Arc<dyn MigLibrary>,
+    ) -> Self {
+        Self { files, specs, base, mps, mig }
+    }
+
+    /// Returns the library that creates MIG devices.
+    #[must_use]
+    pub fn mig(&self) -> &dyn MigLibrary {
+        &*self.mig
     }
 
     /// Returns the base spec.
@@ -139,6 +163,8 @@ impl Executor {
                 self.specs.remove(&SpecFile::for_id(claim_kind(), claim.as_str()))?;
                 fault::point("unprepare-claim-spec");
             }
+            // Without a fault point: tests/mig.rs interrupts each call of the library.
+            UndoStep::DestroyMigDevice(record) => mig::destroy(self.mig(), record)?,
             UndoStep::ReleaseMpsDaemon { remaining } => {
                 self.mps.request(remaining)?;
                 fault::point("unprepare-mps-released");

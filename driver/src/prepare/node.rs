@@ -1,8 +1,11 @@
 //! The part of Prepare and Unprepare that changes the node, under the journal's lock.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use tessera_api::{Inventory, names::ClaimUid};
+use tessera_api::{
+    Inventory,
+    names::{ClaimUid, GpuUuid},
+};
 use tessera_runtime::error_chain::chain;
 
 use super::{
@@ -10,7 +13,7 @@ use super::{
     error::{PrepareError, UnprepareError},
     execute::{Executor, StepError},
     plan::{Installed, PrepareDecision, PublishedRatios, plan},
-    step::{Step, answer, file_steps, steps, undo_steps},
+    step::{answer, file_steps, steps, undo_steps},
 };
 use crate::{
     context_memory::ContextMemory,
@@ -86,6 +89,7 @@ impl LocalNode {
             PrepareDecision::Repeat(record) => {
                 // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
                 let mps_gpus = journal.journal().mps_gpus(None);
+                let record = self.ensure_mig_devices(&claim.uid, record, &mut journal)?;
                 self.executor.execute(&steps(&claim.uid, &record, mps_gpus, &self.paths)?)?;
                 Ok(answer(&claim.uid, &record))
             }
@@ -112,19 +116,19 @@ impl LocalNode {
         if let Some(left) = journal.get(claim) {
             self.executor.undo(&undo_steps(claim, left, mps_gpus.clone()))?;
         }
-        let steps = steps(claim, record, mps_gpus, &self.paths)?;
         self.executor.mps().admit(record)?;
         self.library.ensure(&self.paths)?;
+        self.check_mig_placements(record)?;
         // Not written again at each attempt to get the daemon: that would wake the journal's
         // watchers.
         if journal.get(claim) != Some(record) {
             journal.put(claim.clone(), record.clone())?;
         }
         fault::point("prepare-started");
-        let result = self.complete(claim, record, &steps, attempt, journal);
+        let result = self.complete(claim, record, mps_gpus, attempt, journal);
         if let Err(error) = &result
             && !error.keeps_record()
-            && let Err(error) = self.roll_back(claim, record, journal)
+            && let Err(error) = self.roll_back_latest(claim, journal)
         {
             tracing::error!(
                 namespace = %record.namespace, claim = %record.name, uid = %claim,
@@ -135,21 +139,22 @@ impl LocalNode {
         result
     }
 
-    /// Takes the steps and records that all of them were taken.
+    /// Creates the MIG devices, takes the steps and records that all of them were taken.
     fn complete(
         &self,
         claim: &ClaimUid,
         record: &ClaimRecord,
-        steps: &[Step],
+        mps_gpus: BTreeSet<GpuUuid>,
         attempt: &Attempt,
         journal: &mut LockedJournal<'_>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
-        self.executor.execute(steps)?;
+        let record = self.ensure_mig_devices(claim, record.clone(), journal)?;
+        self.executor.execute(&steps(claim, &record, mps_gpus, &self.paths)?)?;
         // The steps may have taken seconds.
         if !attempt.is_current()? {
             return Err(PrepareError::Canceled);
         }
-        let completed = ClaimRecord { state: RecordState::Completed, ..record.clone() };
+        let completed = ClaimRecord { state: RecordState::Completed, ..record };
         let devices = answer(claim, &completed);
         journal.put(claim.clone(), completed)?;
         fault::point("prepare-completed");
@@ -171,28 +176,30 @@ impl LocalNode {
     /// # Errors
     /// [`PrepareError`].
     pub fn repeat(&self, claim: &ClaimUid) -> Result<Option<Vec<PreparedDevice>>, PrepareError> {
-        let journal = self.journal.lock()?;
-        let Some(record) =
-            journal.get(claim).filter(|record| record.state == RecordState::Completed)
-        else {
-            return Ok(None);
-        };
-        self.restore(claim, record)?;
+        let mut journal = self.journal.lock()?;
+        let completed = |record: &&ClaimRecord| record.state == RecordState::Completed;
+        let Some(record) = journal.get(claim).filter(completed).cloned() else { return Ok(None) };
+        let record = self.restore(claim, record, &mut journal)?;
         // Another pod that shares the claim may begin now: it needs the MPS daemon, too.
         self.executor.mps().request(&journal.journal().mps_gpus(None)).map_err(StepError::from)?;
-        Ok(Some(answer(claim, record)))
+        Ok(Some(answer(claim, &record)))
     }
 
-    /// Restores the files of a prepared claim.
+    /// Restores the MIG devices and files of a prepared claim. Returns its record, which says the
+    /// present instances.
     pub(super) fn restore(
         &self,
         claim: &ClaimUid,
-        record: &ClaimRecord,
-    ) -> Result<(), PrepareError> {
-        Ok(self.executor.execute(&file_steps(claim, record, &self.paths)?)?)
+        record: ClaimRecord,
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<ClaimRecord, PrepareError> {
+        let record = self.ensure_mig_devices(claim, record, journal)?;
+        self.executor.execute(&file_steps(claim, &record, &self.paths)?)?;
+        Ok(record)
     }
 
-    /// Unprepares a claim, with nothing but the journal and the file system. A claim that is not
+    /// Unprepares a claim, with nothing but the journal, the file system and, for MIG devices, the
+    /// GPU library. A claim that is not
     /// prepared is no error.
     ///
     /// # Errors
@@ -205,6 +212,16 @@ impl LocalNode {
         self.roll_back(claim, &record, &mut journal)?;
         fault::point("unprepare-forgotten");
         Ok(())
+    }
+
+    /// Rolls back a claim by its record in the journal, which has the instances that were created.
+    fn roll_back_latest(
+        &self,
+        claim: &ClaimUid,
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<(), UnprepareError> {
+        let Some(record) = journal.get(claim).cloned() else { return Ok(()) };
+        self.roll_back(claim, &record, journal)
     }
 
     /// Undoes all steps of a claim, then removes it from the journal. The one rollback: of

@@ -3,13 +3,16 @@
 use tessera_api::{
     Gpu, Inventory, Quantity,
     config::Sharing,
-    names::{ClaimUid, DeviceName, GpuUuid, NameError},
+    gpu::UnpublishedReason,
+    names::{ClaimUid, DeviceName, GpuUuid, MigDeviceName, NameError},
     slice::{CoresRatio, MemoryRatio},
 };
 
-use super::claim::{AllocatedShare, PreparableClaim};
+use super::claim::{AllocatedMigDevice, AllocatedShare, PreparableClaim};
 use crate::intercept::Injection;
-use crate::state::journal::{ClaimRecord, ComputeCap, GpuUsage, Journal, RecordState, ShareRecord};
+use crate::state::journal::{
+    ClaimRecord, ComputeCap, GpuUsage, Journal, MigDeviceRecord, RecordState, ShareRecord,
+};
 
 /// Decision about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +46,42 @@ pub enum PlanError {
         gpu: GpuUuid,
         /// The reason.
         reason: String,
+    },
+    /// MIG mode is off.
+    #[error(
+        "GPU {gpu} is not in MIG mode: enable it (nvidia-smi -i {gpu} -mig 1), or delete the pod, so that its claim is allocated again"
+    )]
+    NotInMigMode {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// The GPU does not offer the profile at the placement.
+    #[error(
+        "there is no MIG device `{device}`: delete the pod, so that its claim is allocated again"
+    )]
+    NoSuchProfile {
+        /// The device.
+        device: MigDeviceName,
+    },
+    /// An instance that no claim of this node has is in the way of the MIG device.
+    #[error(
+        "MIG device `{device}` cannot be created: its memory slices are in use by an instance {profile} that no claim of this node has; destroy it, or delete the pod"
+    )]
+    MigTaken {
+        /// The device.
+        device: MigDeviceName,
+        /// Profile of the instance.
+        profile: String,
+    },
+    /// Another claim has memory slices of the MIG device.
+    #[error(
+        "MIG device `{device}` cannot be created: its memory slices are in use by the prepared claim {claim}"
+    )]
+    MigInUse {
+        /// The device.
+        device: MigDeviceName,
+        /// UID of the other claim.
+        claim: ClaimUid,
     },
     /// The GPU is shared with another mode.
     #[error(
@@ -99,8 +138,12 @@ impl PlanError {
             Self::Cores { asked, total, .. } => asked <= total,
             // The claim's own Unprepare, which it would wait for, also ends this Prepare.
             Self::PreparedDifferently => false,
-            Self::Sharing { .. } => true,
-            Self::NotAGpu { .. } | Self::Gone { .. } => false,
+            Self::Sharing { .. } | Self::MigInUse { .. } => true,
+            Self::NotAGpu { .. }
+            | Self::Gone { .. }
+            | Self::NotInMigMode { .. }
+            | Self::MigTaken { .. }
+            | Self::NoSuchProfile { .. } => false,
         }
     }
 }
@@ -147,7 +190,7 @@ pub fn plan(
     {
         let record = with_sizes_of(with_policy_of(record, claim, prepared), prepared);
         // Also if the GPU is missing since: a prepared claim does not change.
-        return if prepared.shares == record.shares {
+        return if prepared.shares == record.shares && has_same_mig_devices(prepared, &record) {
             Ok(PrepareDecision::Repeat(prepared.clone()))
         } else {
             Err(PlanError::PreparedDifferently)
@@ -155,6 +198,9 @@ pub fn plan(
     }
     for share in &record.shares {
         fits(&claim.uid, &record, find(&share.gpu, inventory)?, published, journal)?;
+    }
+    for device in &record.mig_devices {
+        mig_fits(&claim.uid, &device.device, inventory, journal)?;
     }
     Ok(PrepareDecision::Prepare(record))
 }
@@ -221,7 +267,20 @@ pub fn record(
         intercept: Injection::default(),
         context_bytes: 0,
         shares: claim.shares.iter().map(record_of).collect::<Result<_, _>>()?,
+        mig_devices: claim.mig_devices.iter().map(mig_record_of).collect(),
     })
+}
+
+fn mig_record_of(device: &AllocatedMigDevice) -> MigDeviceRecord {
+    let AllocatedMigDevice { index, request, pool, device } = device.clone();
+    let (gpu_instance, compute_instance) = (None, None);
+    MigDeviceRecord { index, request, pool, device, gpu_instance, compute_instance }
+}
+
+/// Returns true if both records have the same MIG devices, whatever instances these have.
+fn has_same_mig_devices(prepared: &ClaimRecord, record: &ClaimRecord) -> bool {
+    let identity = |device: &MigDeviceRecord| (device.index, device.device.clone());
+    prepared.mig_devices.iter().map(identity).eq(record.mig_devices.iter().map(identity))
 }
 
 fn record_of(
@@ -253,6 +312,52 @@ fn record_of(
 /// # Errors
 /// [`PlanError::Gone`].
 pub(super) fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
+    let found = find_any(gpu, inventory)?;
+    if found.mig.is_some() {
+        let reason = UnpublishedReason::MigEnabled.to_string();
+        return Err(PlanError::Gone { gpu: gpu.clone(), reason });
+    }
+    Ok(found)
+}
+
+/// Checks that a MIG device can be created beside the instances that exist, and those of other
+/// claims.
+///
+/// # Errors
+/// [`PlanError::Gone`], [`PlanError::NotInMigMode`], [`PlanError::NoSuchProfile`],
+/// [`PlanError::MigTaken`] or [`PlanError::MigInUse`].
+fn mig_fits(
+    claim: &ClaimUid,
+    device: &MigDeviceName,
+    inventory: &Inventory,
+    journal: &Journal,
+) -> Result<(), PlanError> {
+    let gpu = device.gpu();
+    let found = find_any(gpu, inventory)?;
+    let Some(mig) = &found.mig else { return Err(PlanError::NotInMigMode { gpu: gpu.clone() }) };
+    let Some(placement) = mig.placement(device.profile(), device.start()) else {
+        return Err(PlanError::NoSuchProfile { device: device.clone() });
+    };
+    if let Some(instance) = mig.instance_at(&placement) {
+        let profile = mig.profile(instance.profile).map_or("unknown", |known| &known.name);
+        return Err(PlanError::MigTaken { device: device.clone(), profile: profile.to_owned() });
+    }
+    let others =
+        journal.mig_devices().filter(|(uid, other)| *uid != claim && other.device.gpu() == gpu);
+    for (uid, other) in others {
+        let other = mig.placement(other.device.profile(), other.device.start());
+        if other.is_some_and(|other| other.overlaps(&placement)) {
+            return Err(PlanError::MigInUse { device: device.clone(), claim: uid.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the GPU, if it exists and is published.
+///
+/// # Errors
+/// [`PlanError::Gone`].
+fn find_any<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
     inventory.gpu(gpu).ok_or_else(|| {
         let known =
             inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));

@@ -71,7 +71,7 @@ impl LocalNode {
                     ),
                 },
                 RecordState::Completed => {
-                    if let Err(error) = self.restore(&claim, &record) {
+                    if let Err(error) = self.restore(&claim, record.clone(), &mut journal) {
                         tracing::error!(
                             %namespace, claim = %name, uid = %claim, error = %chain(&error),
                             "cannot restore files of prepared claim; its containers may fail to restart"
@@ -133,6 +133,7 @@ impl LocalNode {
             };
             let Ok(mut record) = plan::record(&checked, &self.installed()) else { continue };
             record.state = RecordState::Completed;
+            self.adopt_mig_devices(&mut record);
             // The injection and the context memory are lost with the journal: those of claims that
             // are prepared now are used, or the preload library alone.
             record.intercept = self.injection().unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
-use tessera_cdi::{CdiDevice, CdiKind, ContainerEdits, Mount, Spec};
+use tessera_cdi::{CdiDevice, CdiKind, ContainerEdits, DeviceNode, Mount, Spec};
 use tessera_intercept_abi::{
     ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text,
     UuidError, mps,
@@ -16,7 +16,10 @@ use crate::{
     kubelet::plugin::PreparedDevice,
     state::{
         StatePaths,
-        journal::{ClaimRecord, ComputeCap, ComputePriority, ShareRecord},
+        journal::{
+            ClaimRecord, ComputeCap, ComputeInstanceRecord, ComputePriority, MigDeviceRecord,
+            ShareRecord,
+        },
         library,
     },
 };
@@ -67,6 +70,8 @@ pub enum UndoStep {
     RemoveLedger(ClaimDeviceName),
     /// The inverse of [`Step::WriteClaimSpec`].
     RemoveClaimSpec(ClaimUid),
+    /// Destroys the instances of a MIG device, which were created as the journal says.
+    DestroyMigDevice(Box<MigDeviceRecord>),
     /// The inverse of [`Step::RequestMpsDaemons`]: requests them only for these GPUs. Skipped if a
     /// step before it failed, since the claim then stays in the journal.
     ReleaseMpsDaemon {
@@ -144,6 +149,9 @@ pub fn undo_steps(
         let id = share.id(claim);
         undo.extend([UndoStep::RemoveLedger(id.clone()), UndoStep::RemoveGrant(id)]);
     }
+    for device in record.mig_devices.iter().rev() {
+        undo.push(UndoStep::DestroyMigDevice(Box::new(device.clone())));
+    }
     undo.push(UndoStep::ReleaseMpsDaemon { remaining });
     undo
 }
@@ -159,7 +167,14 @@ pub fn answer(claim: &ClaimUid, record: &ClaimRecord) -> Vec<PreparedDevice> {
         cdi_devices: vec![share.gpu.cdi_id(), share.id(claim).cdi_id()],
         share_id: share.share_id.as_ref().map(ToString::to_string),
     };
-    record.shares.iter().map(device).collect()
+    let mig_device = |device: &MigDeviceRecord| PreparedDevice {
+        requests: vec![device.request.parent().to_owned()],
+        pool: device.pool.to_string(),
+        device: device.device.to_string(),
+        cdi_devices: vec![device.device.gpu().cdi_id(), device.id(claim).cdi_id()],
+        share_id: None,
+    };
+    record.shares.iter().map(device).chain(record.mig_devices.iter().map(mig_device)).collect()
 }
 
 /// Returns the CDI kind of claim specs.
@@ -208,10 +223,22 @@ pub(super) fn grant(
 ///
 /// The interceptor is mounted by this spec and not by the base spec: all containers of the claim
 /// get the version that the claim was prepared with. Containers with several claims get the mount
-/// several times, and the last one wins.
+/// several times, and the last one wins. Containers with nothing but MIG devices do not get it.
 fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spec {
-    let devices =
-        record.shares.iter().map(|share| claim_device(claim, record, share, paths)).collect();
+    let interceptor =
+        if record.shares.is_empty() { Vec::new() } else { interceptor_mounts(record, paths) };
+    let is_mixed = !record.mig_devices.is_empty();
+    let (each, once) = if is_mixed { (interceptor, Vec::new()) } else { (Vec::new(), interceptor) };
+    let of_share = |share| claim_device(claim, record, share, each.clone(), paths);
+    let of_mig_device = |device| mig_claim_device(claim, device);
+    let devices = record.shares.iter().map(of_share);
+    let devices = devices.chain(record.mig_devices.iter().map(of_mig_device)).collect();
+    let container_edits = ContainerEdits { mounts: once, ..ContainerEdits::default() };
+    Spec::new(claim_kind(), devices, container_edits)
+}
+
+/// Returns the mounts of the interceptor.
+fn interceptor_mounts(record: &ClaimRecord, paths: &StatePaths) -> Vec<Mount> {
     let installed = |file: &str| library::path(paths, &record.library, file);
     let mut mounts = Vec::new();
     if record.intercept.preloaded {
@@ -228,31 +255,58 @@ fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spe
     mounts.extend(record.intercept.replaced_libraries.iter().filter_map(|path| {
         Some(Mount::bind_read_only(&installed(intercept::ProxiedLibrary::of(path)?.proxy()), path))
     }));
-    let container_edits = ContainerEdits { mounts, ..ContainerEdits::default() };
-    Spec::new(claim_kind(), devices, container_edits)
+    mounts
 }
 
 fn claim_device(
     claim: &ClaimUid,
     record: &ClaimRecord,
     share: &ShareRecord,
+    interceptor: Vec<Mount>,
     paths: &StatePaths,
 ) -> CdiDevice {
     let id = share.id(claim);
     let name = id.to_string();
     let inside = Path::new(SHARES_DIR).join(&name);
+    let mut mounts = interceptor;
+    mounts.push(Mount::bind_read_only(&paths.grant(&id), &inside.join(GRANT_FILE)));
+    mounts.push(Mount::bind(&paths.ledger(&id), &inside.join(LEDGER_FILE)));
     let mut container_edits = ContainerEdits {
         env: vec![NO_LEGACY_DEVICES.to_owned()],
-        mounts: vec![
-            Mount::bind_read_only(&paths.grant(&id), &inside.join(GRANT_FILE)),
-            Mount::bind(&paths.ledger(&id), &inside.join(LEDGER_FILE)),
-        ],
+        mounts,
         ..ContainerEdits::default()
     };
     if share.mps {
         container_edits.env.extend(mps_variables(share, record.context_bytes));
         container_edits.mounts.extend(mps_mounts(share, paths));
     }
+    named_device(&id, container_edits)
+}
+
+/// Returns the CDI device of a MIG device: the capability devices of its instances. The node of the
+/// GPU comes from the base spec.
+fn mig_claim_device(claim: &ClaimUid, device: &MigDeviceRecord) -> CdiDevice {
+    let node = |compute: &ComputeInstanceRecord, minor: u32| {
+        let path = format!("/dev/nvidia-caps/nvidia-cap{minor}");
+        let numbers = (compute.capability_major.into(), minor.into());
+        DeviceNode::character(Path::new(&path), numbers, CAPABILITY_MODE)
+    };
+    let nodes = device.compute_instance.iter().flat_map(|compute| {
+        compute.capability_minors.iter().map(move |minor| node(compute, *minor))
+    });
+    let container_edits = ContainerEdits {
+        env: vec![NO_LEGACY_DEVICES.to_owned()],
+        device_nodes: nodes.collect(),
+        ..ContainerEdits::default()
+    };
+    named_device(&device.id(claim), container_edits)
+}
+
+/// Mode of capability devices, as the kernel driver names it in procfs: readable by all users.
+const CAPABILITY_MODE: u32 = 0o444;
+
+fn named_device(id: &ClaimDeviceName, container_edits: ContainerEdits) -> CdiDevice {
+    let name = id.to_string();
     let name = name.parse().expect("invariant: UIDs, share ids and numbers make a CDI device name");
     CdiDevice { name, annotations: Default::default(), container_edits }
 }

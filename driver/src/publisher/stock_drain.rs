@@ -56,9 +56,7 @@ impl StockDrain {
     /// Returns the GPUs that are withheld.
     pub(super) fn leaving(&self, now: Instant) -> BTreeSet<GpuUuid> {
         let waiting = self.since.iter().filter(|(_, since)| !self.is_over(**since, now));
-        waiting
-            .filter_map(|(name, _)| GpuUuid::from_device_name(&DeviceName::new(name).ok()?).ok())
-            .collect()
+        waiting.filter_map(|(name, _)| GpuUuid::of_device(&DeviceName::new(name).ok()?)).collect()
     }
 
     /// Returns the time at which the next wait ends.

@@ -4,7 +4,8 @@ mod schema;
 mod store;
 
 pub use schema::{
-    ClaimRecord, ComputeCap, ComputePriority, GpuUsage, Journal, RecordState, Reserved, ShareRecord,
+    ClaimRecord, ComputeCap, ComputeInstanceRecord, ComputePriority, GpuUsage, Journal,
+    MigDeviceRecord, RecordState, Reserved, ShareRecord,
 };
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 

@@ -202,7 +202,8 @@ impl UsageAudit {
         if let Some(hardware) = &self.hardware
             && let HardwareState::Known(inventory) = &**hardware.borrow()
         {
-            gpus.extend(inventory.gpus.iter().map(|gpu| gpu.uuid.clone()));
+            // Processes on MIG devices have no ledger: the hardware holds their limits.
+            gpus.extend(inventory.shared_gpus().map(|gpu| gpu.uuid.clone()));
         }
         let servers =
             self.mps.supervisor_pid().and_then(|pid| self.owners.process(pid)?.pod_uid.clone());

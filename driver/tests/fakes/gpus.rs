@@ -11,8 +11,9 @@ use tessera_api::{
     names::GpuUuid,
 };
 use tessera_gpu::{
-    GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
-    ProcessUtilization, RecoveryAction,
+    CapabilityNode, ComputeInstance, GpuInstance, GpuLibrary, GpuMemory, GpuProcess, HealthEvent,
+    HealthEventKind, HealthWatch, LibraryError, MigLibrary, MigLibraryError, ProcessUtilization,
+    RecoveryAction,
 };
 
 /// Returns the UUID of the GPU with this number.
@@ -35,7 +36,7 @@ pub fn gpu(number: u32) -> Gpu {
         pci_bus_id: format!("0000:{number:02x}:00.0").parse().expect("an address"),
         pcie_root: None,
         numa_node: None,
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     }
 }
@@ -202,5 +203,37 @@ impl HealthWatch for FakeWatch {
             .wait_timeout_while(state, timeout, |state| state.events.is_empty())
             .expect("no panic");
         Ok(state.events.drain(..).collect())
+    }
+}
+
+/// GPUs of this library are not in MIG mode.
+impl MigLibrary for FakeGpus {
+    fn gpu_instances(&self, _: &GpuUuid) -> Result<Vec<GpuInstance>, MigLibraryError> {
+        Ok(Vec::new())
+    }
+
+    fn create_gpu_instance(&self, gpu: &GpuUuid, _: u32, _: u32) -> Result<u32, MigLibraryError> {
+        Err(MigLibraryError::ModeOff { gpu: gpu.clone() })
+    }
+
+    fn create_compute_instance(
+        &self,
+        gpu: &GpuUuid,
+        _: u32,
+    ) -> Result<ComputeInstance, MigLibraryError> {
+        Err(MigLibraryError::ModeOff { gpu: gpu.clone() })
+    }
+
+    fn destroy_gpu_instance(&self, _: &GpuUuid, _: u32) -> Result<(), MigLibraryError> {
+        Ok(())
+    }
+
+    fn capability_nodes(
+        &self,
+        gpu: &GpuUuid,
+        _: u32,
+        _: u32,
+    ) -> Result<[CapabilityNode; 2], MigLibraryError> {
+        Err(MigLibraryError::ModeOff { gpu: gpu.clone() })
     }
 }

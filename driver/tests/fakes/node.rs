@@ -109,6 +109,7 @@ impl Node {
         let edges = DriverDependencies {
             client: self.api.client(),
             gpus: Arc::new(self.gpus.clone()),
+            mig: Arc::new(self.gpus.clone()),
             mounts,
         };
         Driver::start(settings, edges).await

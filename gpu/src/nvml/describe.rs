@@ -5,10 +5,11 @@ use std::path::Path;
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::DeviceArchitecture;
 use nvml_wrapper::error::NvmlError;
-use tessera_api::gpu::{ComputeCapability, Gpu, Health, Unpublished, UnpublishedReason};
+use tessera_api::gpu::{ComputeCapability, Gpu, Health, Mig, Unpublished, UnpublishedReason};
 use tessera_api::names::{GpuUuid, PciBusId};
 
 use super::session::{Session, Versions};
+use super::{NvmlOptions, mig};
 use crate::sysfs::{self, PciLocation};
 
 /// A call that failed.
@@ -38,10 +39,10 @@ pub(super) fn gpu(
     session: &Session,
     index: u32,
     versions: &Versions,
-    sysfs_root: &Path,
+    options: &NvmlOptions,
 ) -> Result<Gpu, Unpublished> {
     let mut uuid = None;
-    read(session, index, versions, sysfs_root, &mut uuid).map_err(|failed| Unpublished {
+    read(session, index, versions, options, &mut uuid).map_err(|failed| Unpublished {
         uuid,
         index: Some(index),
         pci_bus_id: None,
@@ -58,7 +59,7 @@ fn read(
     session: &Session,
     index: u32,
     versions: &Versions,
-    sysfs_root: &Path,
+    options: &NvmlOptions,
     identity: &mut Option<GpuUuid>,
 ) -> Result<Gpu, FailedCall> {
     let device = session
@@ -74,7 +75,7 @@ fn read(
     let capability = device
         .cuda_compute_capability()
         .map_err(FailedCall::nvml("nvmlDeviceGetCudaComputeCapability"))?;
-    let location = pci_location(sysfs_root, &pci_bus_id);
+    let location = pci_location(&options.sysfs_root, &pci_bus_id);
     Ok(Gpu {
         uuid,
         index,
@@ -94,7 +95,7 @@ fn read(
         pcie_root: location.as_ref().map(|location| location.pcie_root.clone()),
         numa_node: location.and_then(|location| location.numa_node),
         pci_bus_id,
-        mig_enabled: is_mig_enabled(&device)?,
+        mig: mig_of(&device, options)?,
         health: Health::Healthy,
     })
 }
@@ -116,6 +117,18 @@ fn architecture(device: &Device<'_>) -> String {
         Ok(DeviceArchitecture::Unknown) | Err(_) => String::new(),
         Ok(architecture) => architecture.to_string(),
     }
+}
+
+/// Returns MIG if its mode is on.
+fn mig_of(device: &Device<'_>, options: &NvmlOptions) -> Result<Option<Mig>, FailedCall> {
+    if !is_mig_enabled(device)? {
+        return Ok(None);
+    }
+    if !options.mig {
+        return Ok(Some(Mig::default()));
+    }
+    let call = "nvmlDeviceGetGpuInstanceProfileInfoV";
+    mig::describe(device).map(Some).map_err(FailedCall::nvml(call))
 }
 
 /// Returns true if MIG is enabled. GPUs without MIG do not support the call.

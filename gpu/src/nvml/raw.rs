@@ -1,5 +1,7 @@
 //! NVML calls for which the wrapper has no safe function.
 
+pub(super) mod mig;
+
 use std::sync::Arc;
 
 use nvml_wrapper::Device;

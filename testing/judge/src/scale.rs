@@ -278,7 +278,7 @@ pub(crate) fn slices(node: usize) -> Vec<ResourceSlice> {
             .expect("invariant: an address"),
         pcie_root: Some(format!("pci0000:{:02x}", 0x16 + 8 * index)),
         numa_node: Some(index as i32 / 4),
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     };
     let inventory = Inventory::new((0..GPUS).map(gpu).collect(), Vec::new(), Vec::new());

@@ -19,7 +19,7 @@ fn gpu() -> Gpu {
         pci_bus_id: "0000:19:00.0".parse().expect("an address"),
         pcie_root: None,
         numa_node: None,
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     }
 }

@@ -27,7 +27,7 @@ fn gpu(number: u8, memory_bytes: u64) -> Gpu {
         pci_bus_id: PciBusId::new(format!("0000:{number:02x}:00.0")).expect("an address"),
         pcie_root: None,
         numa_node: None,
-        mig_enabled: false,
+        mig: None,
         health: Health::Healthy,
     }
 }
@@ -56,6 +56,7 @@ fn claim(uid: &str, shares: Vec<AllocatedShare>) -> PreparableClaim {
         namespace: Namespace::new("ns").expect("a namespace"),
         name: ClaimName::new("claim").expect("a name"),
         shares,
+        mig_devices: Vec::new(),
     }
 }
 

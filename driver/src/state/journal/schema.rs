@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tessera_api::config::ComputePolicy;
+use tessera_api::gpu::MigInstance;
 use tessera_api::names::{
-    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName,
-    ResultId, ShareId,
+    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, MigDeviceName, MigUuid, Namespace,
+    PoolName, RequestName, ResultId, ShareId,
 };
 
 use crate::intercept::Injection;
@@ -41,6 +42,9 @@ pub struct ClaimRecord {
     pub context_bytes: u64,
     /// Its shares, in the order of the allocation's results.
     pub shares: Vec<ShareRecord>,
+    /// Its MIG devices, in the order of the allocation's results. Since version 5.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig_devices: Vec<MigDeviceRecord>,
 }
 
 fn is_zero(bytes: &u64) -> bool {
@@ -102,6 +106,38 @@ pub struct ShareRecord {
     /// True if it shares the GPU by MPS. Absent means false. Since version 3.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mps: bool,
+}
+
+/// One result of a claim's allocation: a MIG device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MigDeviceRecord {
+    /// The index in the allocation's results.
+    pub index: usize,
+    /// The request for which it was allocated, with the subrequest if there is one.
+    pub request: RequestName,
+    /// The pool.
+    pub pool: PoolName,
+    /// The device in the pool: GPU, profile and placement.
+    pub device: MigDeviceName,
+    /// The ID of its GPU instance. Absent until that was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Its compute instance. Absent until that was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<ComputeInstanceRecord>,
+}
+
+/// The compute instance of a MIG device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ComputeInstanceRecord {
+    /// The UUID of the MIG device.
+    pub uuid: MigUuid,
+    /// Major number of the capability devices.
+    pub capability_major: u32,
+    /// Minor numbers of the capability devices: of the GPU instance and of the compute instance.
+    pub capability_minors: [u32; 2],
 }
 
 /// Reservation of a share that is held to less.
@@ -186,10 +222,24 @@ impl GpuUsage {
 }
 
 impl ClaimRecord {
+    /// Returns the GPUs of its shares and MIG devices.
+    pub fn gpus(&self) -> impl Iterator<Item = &GpuUuid> {
+        let mig = self.mig_devices.iter().map(|device| device.device.gpu());
+        self.shares.iter().map(|share| &share.gpu).chain(mig)
+    }
+
     /// Returns the GPU that the claim shares by MPS, or `None`. Such a claim has one share.
     #[must_use]
     pub fn mps_gpu(&self) -> Option<&GpuUuid> {
         self.shares.iter().find(|share| share.mps).map(|share| &share.gpu)
+    }
+}
+
+impl MigDeviceRecord {
+    /// Returns the name of its CDI device.
+    #[must_use]
+    pub fn id(&self, claim: &ClaimUid) -> ClaimDeviceName {
+        ClaimDeviceName::new(claim.clone(), ResultId::Index(self.index))
     }
 }
 
@@ -220,10 +270,34 @@ impl ShareRecord {
 }
 
 impl Journal {
-    /// Returns the GPUs that have shares.
+    /// Returns the GPUs that have shares or MIG devices.
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
-        self.shares().map(|share| share.gpu.clone()).collect()
+        self.devices_in_use().into_values().collect()
+    }
+
+    /// Returns the GPUs of the devices that claims have.
+    #[must_use]
+    pub fn devices_in_use(&self) -> BTreeMap<DeviceName, GpuUuid> {
+        let mig = self.mig_devices().map(|(_, record)| &record.device);
+        let mig = mig.map(|device| (device.device_name(), device.gpu().clone()));
+        self.shares().map(|share| (share.device.clone(), share.gpu.clone())).chain(mig).collect()
+    }
+
+    /// Returns true if a claim has the GPU instance.
+    #[must_use]
+    pub fn has_mig_instance(&self, gpu: &GpuUuid, instance: &MigInstance) -> bool {
+        self.mig_devices().any(|(_, record)| {
+            let device = &record.device;
+            let of_record = (device.gpu(), device.profile(), device.start());
+            of_record == (gpu, instance.profile, instance.placement.start)
+        })
+    }
+
+    /// Returns the MIG devices with their claims.
+    pub fn mig_devices(&self) -> impl Iterator<Item = (&ClaimUid, &MigDeviceRecord)> {
+        let claims = self.claims.iter();
+        claims.flat_map(|(uid, record)| record.mig_devices.iter().map(move |device| (uid, device)))
     }
 
     /// Returns the GPUs that have a share that may not be oversubscribed.
@@ -242,7 +316,9 @@ impl Journal {
     /// Returns the oldest version of the format that can represent the content.
     pub(super) fn version(&self) -> u32 {
         let has = |feature: fn(&ShareRecord) -> bool| self.shares().any(feature);
-        if has(|share| share.reserved.is_some()) {
+        if self.mig_devices().next().is_some() {
+            5
+        } else if has(|share| share.reserved.is_some()) {
             4
         } else if has(|share| share.mps) {
             3

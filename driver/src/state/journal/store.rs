@@ -26,7 +26,7 @@ use crate::state::{
 /// content, so that an older driver can read it if possible. An older driver refuses a newer
 /// version and changes nothing; an unreadable journal it would rebuild, without the claims it does
 /// not understand.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Longest wait for the lock. Within a Prepare, 40 s, it can be tried again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(15);

@@ -34,6 +34,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         intercept: Default::default(),
         context_bytes: 0,
         shares: vec![share],
+        mig_devices: Vec::new(),
     }
 }
 
@@ -180,12 +181,12 @@ fn journal_rebuilt_by_other_instance_is_kept() {
 fn newer_journal_is_refused_and_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
-    let content = r#"{"version":5,"claims":"anything"}"#;
+    let content = r#"{"version":6,"claims":"anything"}"#;
     fs::write(&path, content).expect("written");
 
     let error = store(&directory).lock().expect_err("newer");
-    assert!(matches!(error, JournalError::Newer { found: 5, .. }), "{error}");
-    assert!(error.to_string().contains("version 5"), "{error}");
+    assert!(matches!(error, JournalError::Newer { found: 6, .. }), "{error}");
+    assert!(error.to_string().contains("version 6"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("the file"), content);
 }
 
@@ -225,6 +226,20 @@ fn shares_held_to_less_need_version_4() {
     assert_eq!((usage.memory_bytes, usage.cores_percent), (70, 60));
     let text = serde_json::to_string(&held).expect("serialized");
     assert_eq!(serde_json::from_str::<ClaimRecord>(&text).expect("read"), held);
+}
+
+#[test]
+fn mig_devices_need_version_5_and_have_a_stable_format() {
+    let mut journal = Journal::default();
+    let device = r#"{"index":0,"request":"mig","pool":"node-a","device":"gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-1g10gb-19-6","gpuInstance":1,"computeInstance":{"uuid":"MIG-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77","capabilityMajor":510,"capabilityMinors":[12,13]}}"#;
+    let parsed: MigDeviceRecord = serde_json::from_str(device).expect("a record");
+    assert_eq!(serde_json::to_string(&parsed).expect("JSON"), device);
+    let mut of_claim = record(GPU, 1, 2);
+    of_claim.mig_devices.push(parsed);
+    journal.claims.insert(uid("a"), of_claim);
+    assert_eq!(journal.version(), 5);
+    assert_eq!(journal.devices_in_use().len(), 2);
+    assert_eq!(journal.gpus_in_use().len(), 1);
 }
 
 #[test]
