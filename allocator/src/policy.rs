@@ -8,6 +8,7 @@ mod kind;
 mod least_fragmentation;
 mod least_loaded;
 mod node_gpus;
+mod partitions;
 mod random;
 mod scorer;
 mod spread;
@@ -54,6 +55,11 @@ impl Policy {
         alternative: &AlternativeShape,
         candidate: usize,
     ) -> Option<Rank> {
+        if self.packs_partitions()
+            && let Some(loss) = partitions::loss(ranking.reachable, candidate)
+        {
+            return Some((loss, 0));
+        }
         self.scorer().device(&ScoredDevice { ranking, alternative, candidate })
     }
 
@@ -64,6 +70,26 @@ impl Policy {
         shape: &Shape,
         chosen: &[Vec<Chosen>],
     ) -> Rank {
+        if self.packs_partitions()
+            && let Some(loss) = partition_loss(ranking, chosen)
+        {
+            return (loss, 0);
+        }
         self.scorer().node(&ScoredNode { ranking, shape, chosen })
     }
+
+    /// Returns true if the policy ranks partitions by what they make impossible.
+    fn packs_partitions(self) -> bool {
+        match self {
+            Self::Binpack | Self::LeastFragmentation | Self::LeastLoaded => true,
+            Self::FirstFit | Self::Spread | Self::Random => false,
+        }
+    }
+}
+
+/// Returns the loss of all chosen partitions; `None` if none was chosen.
+fn partition_loss(ranking: &Ranking<'_>, chosen: &[Vec<Chosen>]) -> Option<i64> {
+    let chosen = chosen.iter().flatten();
+    let losses = chosen.filter_map(|c| partitions::loss(ranking.reachable, c.candidate));
+    losses.reduce(i64::saturating_add)
 }

@@ -6,9 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_api::names::DRIVER_NAME;
 use tessera_api::names::capacity::{CORES, MEMORY, SHARES};
-use tessera_api::names::{DeviceClassName, QuotaName};
+use tessera_api::names::{DRIVER_NAME, DeviceClassName, MigDeviceName, QuotaName};
 use tessera_api::quantity::Quantity;
 use tessera_api::quota::{QuotaAmounts, QuotaResource};
 
@@ -146,7 +145,9 @@ fn amounts(result: &DeviceResult, device: Option<&Device>) -> QuotaAmounts {
     };
     let one = Quantity::from_integer(1);
     let memory = taken(MEMORY);
-    let is_whole = !result.shared || published(MEMORY).is_none_or(|all| memory >= all);
+    // A MIG device is a part of a GPU, though it is allocated exclusively.
+    let is_mig = MigDeviceName::of_device(&result.device.device).is_some();
+    let is_whole = !is_mig && (!result.shared || published(MEMORY).is_none_or(|all| memory >= all));
     // A driver before the capacity `shares` publishes none.
     let shares = Some(taken(SHARES)).filter(|shares| !shares.is_zero()).unwrap_or(one);
     let gpus = if is_whole { one } else { Quantity::ZERO };

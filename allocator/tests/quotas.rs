@@ -9,7 +9,7 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{AllocationMode, PendingPod, Request};
+use tessera_allocator::model::{AllocationMode, Device, PendingPod, Request};
 use tessera_allocator::{
     AllocationPlan, Backlog, FeatureGates, PlanSettings, Planner, Quota, QuotaShortfall,
     QuotaState, RefusalCause, charges,
@@ -163,6 +163,18 @@ fn only_devices_of_the_classes_of_a_quota_count() {
     let plan = planned(&cluster, vec![quota, state(&[("memory", "1Ti")], &[])], &pods);
     assert_eq!(plan.decisions.len(), 2);
     assert!(shortfalls(&plan).contains_key("c"));
+}
+
+#[test]
+fn a_mig_device_counts_its_memory_and_is_no_gpu() {
+    let name = "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77-mig-1g10gb-19-6";
+    let device = Device { shared: false, ..gpu(name, "10Gi") };
+    let cluster = Cluster::new().node("node-a", vec![device]);
+    let pods = [of_one("a", request("gpu", 1, &[("memory", "5Gi")]))];
+    let plan = planned(&cluster, vec![state(&[("memory", "10Gi"), ("gpus", "0")], &[])], &pods);
+    assert_eq!(plan.decisions.len(), 1, "{:?}", shortfalls(&plan));
+    let plan = planned(&cluster, vec![state(&[("memory", "9Gi")], &[])], &pods);
+    assert_eq!(shortfalls(&plan)["a"].asked.to_string(), "10Gi");
 }
 
 #[test]

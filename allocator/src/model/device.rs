@@ -274,6 +274,12 @@ impl Device {
         !self.is_unmanaged && self.unsupported.is_none()
     }
 
+    /// Returns true if the fragmentation of GPUs concerns the device: it is allocatable, of our
+    /// driver, and no partition of one.
+    pub(crate) fn is_gpu(&self) -> bool {
+        self.is_allocatable() && !self.is_foreign && self.consumes.is_empty()
+    }
+
     /// Creates a device without attributes, capacities and taints, for the nodes of its slice.
     pub fn new(name: DeviceName) -> Self {
         Self {

@@ -69,7 +69,7 @@ impl DeviceSamples {
         for (candidate, found) in candidates.iter().enumerate() {
             let compiled = found.compiled();
             let kind = (compiled.kind, compiled.profile);
-            let is_gpu = compiled.device.is_allocatable() && !compiled.device.is_foreign;
+            let is_gpu = compiled.device.is_gpu();
             if is_gpu && !kinds.iter().any(|(known, _)| *known == kind) {
                 kinds.push((kind, candidate));
             }

@@ -16,7 +16,8 @@ pub(crate) struct ForecastView<'a> {
     pub(crate) cpu_requested: u64,
 }
 
-/// GPUs of a node. Devices that are not managed, and those of other drivers, are not included.
+/// GPUs of a node. Devices that are not managed, those of other drivers, and partitions are not
+/// included.
 #[derive(Debug)]
 pub(crate) struct NodeGpuState {
     gpus: Vec<GpuState>,
@@ -34,7 +35,7 @@ impl NodeGpuState {
         let (mut gpus, mut gpu_indices) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for candidate in 0..count {
             let compiled = ranking.reachable.candidates[candidate].compiled();
-            let is_gpu = compiled.device.is_allocatable() && !compiled.device.is_foreign;
+            let is_gpu = compiled.device.is_gpu();
             gpu_indices.push(is_gpu.then_some(gpus.len()));
             if is_gpu {
                 gpus.push(GpuState { gpu_type: compiled.kind, free: left(ranking, candidate) });
