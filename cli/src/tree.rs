@@ -1,5 +1,6 @@
 //! `kubectl tessera tree`: nodes, their GPUs, and the allocations of each GPU.
 
+mod mig;
 mod render;
 
 pub use render::{claims_text, tree_text};
@@ -80,6 +81,9 @@ pub struct GpuView {
     /// Conditions: `Unhealthy`, `Cordoned`, `NotManaged`, `NotPublished`, `Oversubscribed`,
     /// `Overcommitted`.
     pub state: Vec<String>,
+    /// True if the GPU is in MIG mode: its allocations are MIG devices.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mig: bool,
     /// Allocations of the GPU.
     pub shares: Vec<GpuShare>,
 }
@@ -96,6 +100,9 @@ pub struct GpuShare {
     pub pods: Vec<String>,
     /// The request of the claim.
     pub request: String,
+    /// The profile of a MIG device, such as `1g.10gb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// True if the GPU is allocated exclusively.
     pub whole: bool,
     /// True for admin access: the allocation consumes no capacity.
@@ -175,9 +182,9 @@ fn usage<'g>(gpus: impl Iterator<Item = &'g GpuView>) -> (CapacityUsage, Capacit
 }
 
 impl GpuView {
-    /// Returns true if the GPU is healthy and nothing of it is allocated.
+    /// Returns true if the GPU is healthy, nothing of it is allocated, and it is not in MIG mode.
     pub fn is_free(&self) -> bool {
-        self.is_unused() && !self.state.iter().any(|state| state == "Unhealthy")
+        !self.mig && self.is_unused() && !self.state.iter().any(|state| state == "Unhealthy")
     }
 
     fn is_unused(&self) -> bool {
@@ -269,10 +276,16 @@ fn gpus(
 ) -> Vec<GpuView> {
     let id = |device: &Device| DeviceId { pool: pool.clone(), device: device.name.clone() };
     let mut gpus: Vec<GpuView> = Vec::new();
+    let mut mig = mig::MigGpus::default();
     for device in published.devices() {
         let id = id(device);
-        gpus.push(gpu(device, usage.get(&id), shares.get(&id).map_or(&[][..], Vec::as_slice)));
+        let view = gpu(device, usage.get(&id), shares.get(&id).map_or(&[][..], Vec::as_slice));
+        match mig::parent(device) {
+            Some(parent) => mig.add(&parent, device, view),
+            None => gpus.push(view),
+        }
     }
+    gpus.extend(mig.into_views());
     for (id, held) in shares.iter().filter(|(id, _)| id.pool == *pool) {
         if !published.devices().any(|device| device.name == id.device) {
             let vanished = Device::new(id.device.clone());
@@ -314,6 +327,7 @@ fn gpu(
             claim: holding.name.to_string(),
             pods: holding.pods.iter().map(ToString::to_string).collect(),
             request: result.request.to_string(),
+            profile: text_of(device, attribute::PROFILE),
             whole: !result.shared && !result.admin,
             admin: result.admin,
             sharing: sharing_mode(result),
@@ -339,6 +353,7 @@ fn gpu(
         cores: amount(capacity::CORES),
         taints: device.taints.iter().map(taint).collect(),
         state: state(device, used),
+        mig: false,
         shares,
     }
 }

@@ -140,3 +140,21 @@ fn equal_free_gpus_share_one_line() {
     fixture.node("node-b", fixture::h100s(4));
     golden("tree-groups.txt", &tree::tree_text(&read(&fixture, &TreeFilter::default()), true));
 }
+
+#[test]
+fn gpu_in_mig_mode_is_one_line_with_its_mig_devices() {
+    let mut fixture = Fixture::empty();
+    let mut devices = fixture::h100s(1);
+    let mig = [("1g10gb-19-6", "1g.10gb", "9984Mi"), ("3g40gb-9-0", "3g.40gb", "40448Mi")]
+        .map(|(part, profile, memory)| fixture::mig_device(1, "aa", part, profile, memory));
+    devices.as_array_mut().unwrap().extend(mig);
+    fixture.node("node-a", devices);
+    let used = format!("{}-mig-1g10gb-19-6", device("aa"));
+    fixture.exclusive("trainer", "node-a", &used);
+    let tree = read(&fixture, &TreeFilter::default());
+    golden("tree-mig.txt", &tree::tree_text(&tree, true));
+    golden("tree-mig-claims.txt", &tree::claims_text(&tree, true));
+    let gpu = &tree.nodes[0].gpus[1];
+    assert_eq!((gpu.mig, gpu.is_free(), gpu.shares.len()), (true, false, 1));
+    assert_eq!(gpu.shares[0].profile.as_deref(), Some("1g.10gb"));
+}

@@ -74,6 +74,17 @@ pub enum UnknownGpu {
         /// The GPUs that there are.
         known: String,
     },
+    /// The GPU is in MIG mode.
+    #[error(
+        "GPU `{gpu}` of node {node} is in MIG mode: its MIG devices cannot be cordoned or drained \
+         as one GPU; use `kubectl cordon` and `kubectl drain` on the node"
+    )]
+    MigMode {
+        /// The node.
+        node: String,
+        /// The GPU as the user named it.
+        gpu: String,
+    },
 }
 
 /// Returns the GPU of the tree with this name.
@@ -92,6 +103,9 @@ pub fn resolve<'t>(
         gpu: name.gpu.clone(),
         known: known(node),
     })?;
+    if gpu.mig {
+        return Err(UnknownGpu::MigMode { node: node.name.clone(), gpu: name.gpu.clone() });
+    }
     Ok((TargetGpu { node: node.name.clone(), device: gpu.device.clone() }, gpu))
 }
 

@@ -76,7 +76,12 @@ pub fn claims_text(tree: &GpuTree, headers: bool) -> String {
             node.name.clone(),
             short(&gpu.device).to_owned(),
             used_and(share.used.map(|used| gib(used.memory)), &gib(share.memory)),
-            used_and(share.used.map(used_compute), &format!("{}%", percent(share.cores))),
+            match &share.profile {
+                Some(profile) => format!("MIG {profile}"),
+                None => {
+                    used_and(share.used.map(used_compute), &format!("{}%", percent(share.cores)))
+                }
+            },
             share_state(share),
         ]);
     }
@@ -134,7 +139,7 @@ impl Columns {
             format!("{branch} {name}"),
             model,
             self.memory(gpu.memory),
-            self.compute(gpu.cores),
+            if gpu.mig { "MIG".to_owned() } else { self.compute(gpu.cores) },
             gpu_state(gpu),
         ]
     }
@@ -144,11 +149,13 @@ impl Columns {
             [] => format!("{}/{} (claim without pod)", share.namespace, share.claim),
             pods => format!("{}/{}", share.namespace, pods.join(",")),
         };
+        let profile = share.profile.as_ref().map(|profile| format!("MIG {profile}"));
+        let compute = if profile.is_some() { String::new() } else { self.share_compute(share) };
         vec![
             format!("{branch} {user}"),
-            String::new(),
+            profile.unwrap_or_default(),
             self.share_memory(share),
-            self.share_compute(share),
+            compute,
             share_state(share),
         ]
     }
@@ -237,16 +244,19 @@ fn model(product: &str) -> String {
 }
 
 fn gpu_state(gpu: &GpuView) -> String {
-    let use_of_gpu = if gpu.shares.iter().any(|share| share.whole) {
-        Some("exclusive")
+    let mig = || count(gpu.shares.len(), "MIG device");
+    let use_of_gpu = if gpu.mig {
+        (!gpu.shares.is_empty()).then(mig)
+    } else if gpu.shares.iter().any(|share| share.whole) {
+        Some("exclusive".to_owned())
     } else if gpu.is_unused() {
-        gpu.is_free().then_some("free")
+        gpu.is_free().then(|| "free".to_owned())
     } else if gpu.memory.free.is_zero() {
-        Some("full")
+        Some("full".to_owned())
     } else {
-        Some("shared")
+        Some("shared".to_owned())
     };
-    let mut states: Vec<String> = use_of_gpu.map(str::to_owned).into_iter().collect();
+    let mut states: Vec<String> = use_of_gpu.into_iter().collect();
     for taint in &gpu.taints {
         let value = taint.strip_prefix(UNHEALTHY_TAINT_KEY).and_then(|rest| rest.split(':').next());
         states.push(match value {
