@@ -86,6 +86,7 @@ check_refused "an extended resource without a domain" --set mode=stock --set ext
 check_refused "an unknown device order" --set driver.deviceOrder=random
 check_refused "an unknown handling of other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
+check_refused "a class of the name that MIG has" --set driver.mig=true --set deviceClasses.mig.productName=H100
 check_refused "a class without a selector" --set deviceClasses.other.config.topology=x
 check_refused "a quote in a product name" --set-string "deviceClasses.h100.productName=H'100"
 check_refused "an empty peer of the network policies" --set-json 'networkPolicy.scrapeFrom=[{}]'

@@ -33,6 +33,7 @@ mod intercept_modes;
 mod load;
 mod lost_claims;
 mod managed_drivers;
+mod mig;
 mod migration;
 mod misplaced;
 mod mps;
@@ -260,6 +261,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("rbac", admission::enforce_rbac),
         trial!("fence-rule", fence::check_rule),
         trial!("no-execute", no_execute::evicts_by_toleration),
+        trial!("mig", mig::serves_mig_devices),
         trial!("placeholder-pods", placeholder_pods::ask_for_a_node),
         trial!("managed-drivers", managed_drivers::gpu_beside_nic),
         trial!("gpu-drain", gpu_drain::moves_shares),

@@ -131,6 +131,8 @@ node_install_gpus() { # node, directory of the fake driver's programs
   description=$repository/testing/fake/world/worlds/${world[$node]}.yaml
   machine_exec "$node" "$built/tessera-fake-world" driver-root "$description" "$built/libnvidia_ml.so" "$built/libcuda.so" \
     "$node_driver_root"
+  # The driver's container has the driver root read-only. The state directory it can write.
+  machine_exec "$node" ln -sfn /run/tessera/fake-mig "$node_driver_root/usr/share/nvidia/tessera-fake/mig"
   machine_exec "$node" "$here/control-daemon.sh" "$built/fake-mps-control" "$node_driver_root"
   machine_exec "$node" "$built/tessera-fake-world" sysfs "$description" "$node_sysfs_root"
   node_make_device_nodes "$node"

@@ -122,6 +122,7 @@ pub(crate) fn attributes() -> Page {
     text.push_str("\n## Capacities\n\n");
     let rows: Vec<Vec<String>> = capacity::ALL
         .iter()
+        .chain(&capacity::ENGINES)
         .map(|(name, meaning)| vec![code(name), (*meaning).to_owned()])
         .collect();
     text.push_str(&table(&["Capacity", "Meaning"], &rows));

@@ -1,0 +1,134 @@
+//! Trial of MIG devices: an instance is created for each claim beside one of an administrator, has
+//! its capability devices in the container, and is destroyed after its pod. A larger device that
+//! needs its memory slices waits until then.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::DeleteParams;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::release::helm;
+use super::test_bed::{TestBed, from_template, wait_all, wait_deleted};
+use crate::harness::TrialOutcome;
+use crate::inventory::{DRIVER, GpuInventory};
+use crate::operations::Operations;
+use crate::runner::Outcome;
+use crate::wait::CheckResult;
+
+const CLASS: &str = "mig.gpu.tessera.dev";
+
+/// Index of the GPU on its node.
+const GPU: &str = "0";
+
+/// Directory of the fake kernel driver's files on a node (e2e/cluster/lib/node.sh).
+const PROC_ROOT: &str = "driver.procRoot=/run/tessera/fake-mig/proc";
+
+pub(super) async fn serves_mig_devices(test_bed: TestBed) -> TrialOutcome {
+    let helm = helm()?;
+    let operations = test_bed.operations()?;
+    let node = test_bed.node_with("a100", 4).await?;
+    helm.upgrade(&["driver.mig=true", PROC_ROOT]).await?;
+    let outcome = serve(&test_bed, operations, &node).await;
+    // Later trials need the GPU, in every case.
+    helm.upgrade(&[]).await?;
+    operations.run(&["gpu", &node, "mig-destroy", GPU]).await?;
+    // The directory of procfs was made on each node.
+    for node in GpuInventory::read(&test_bed.client).await?.nodes() {
+        operations.run(&["gpu", node, "mig", GPU, "off"]).await?;
+    }
+    outcome?;
+    let is_whole = |devices: &[String]| devices.len() == 4 && !devices.iter().any(|n| is_mig(n));
+    wait_devices(&test_bed, &node, is_whole).await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyhow::Result<()> {
+    operations.run(&["gpu", node, "mig", GPU, "on"]).await?;
+    // Profile 3g.40gb at memory slice 4.
+    operations.run(&["gpu", node, "mig-create", GPU, "9", "4"]).await?;
+    // A new process reads the inventory at once.
+    operations.run(&["kill", node, "driver"]).await?;
+    let is_ready = |devices: &[String]| {
+        devices.iter().any(|name| is_mig(name)) && !devices.iter().any(|n| n.ends_with("-9-4"))
+    };
+    wait_devices(test_bed, node, is_ready).await?;
+
+    let selector = "device.attributes['gpu.tessera.dev'].profile == '1g.10gb'";
+    test_bed
+        .create_template_with(
+            "small",
+            request(json!({
+                "selectors": [{"cel": {"expression": selector}}],
+            })),
+        )
+        .await?;
+    let larger = json!({"capacity": {"requests": {"memory": "30Gi"}}});
+    test_bed.create_template_with("large", request(larger)).await?;
+
+    let small = test_bed.start_holder("small", "small").await?;
+    check_device(test_bed, &small, "-mig-1g10gb-19-").await?;
+    test_bed.create(listing("listing", "small")).await?;
+    let listed = test_bed.output_of("listing").await?;
+    anyhow::ensure!(
+        listed.iter().filter(|line| line.starts_with("nvidia-cap")).count() == 2,
+        "capability devices in the container: {listed:?}"
+    );
+    test_bed.delete(&["listing"]).await?;
+
+    test_bed.create(from_template("large", "large")).await?;
+    test_bed.wait_unschedulable(&["large".to_owned()]).await?;
+    // While the driver is away, the pod cannot end.
+    operations.run(&["kill", node, "driver"]).await?;
+    test_bed.delete_if_exists("small", &DeleteParams::default()).await?;
+    wait_deleted(test_bed.pods(), "small").await?;
+    let large = test_bed.wait_running("large").await?;
+    check_device(test_bed, &large, "-mig-4g40gb-5-0").await?;
+    test_bed.delete(&["large"]).await
+}
+
+/// Returns the request for one MIG device with these fields.
+fn request(fields: Value) -> Value {
+    let mut exactly = fields;
+    exactly["deviceClassName"] = json!(CLASS);
+    json!({"requests": [{"name": "mig", "exactly": exactly}]})
+}
+
+/// Returns a pod that lists the capability devices of its container.
+fn listing(name: &str, template: &str) -> Value {
+    let mut pod = from_template(name, template);
+    pod["spec"]["containers"][0]["command"] = json!(["ls", "/dev/nvidia-caps"]);
+    pod
+}
+
+async fn check_device(test_bed: &TestBed, pod: &Pod, part: &str) -> anyhow::Result<()> {
+    let devices = test_bed.gpus_of(std::slice::from_ref(pod)).await?;
+    let name = pod.name_any();
+    anyhow::ensure!(devices.iter().all(|device| device.contains(part)), "{name} has {devices:?}");
+    Ok(())
+}
+
+fn is_mig(device: &str) -> bool {
+    device.contains("-mig-")
+}
+
+/// Waits for the names of the devices of a node.
+async fn wait_devices(
+    test_bed: &TestBed,
+    node: &str,
+    is_expected: impl Fn(&[String]) -> bool,
+) -> anyhow::Result<()> {
+    let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
+    let check = |slices: &[ResourceSlice]| {
+        let own = slices.iter().filter(|slice| {
+            slice.spec.driver == DRIVER && slice.spec.node_name.as_deref() == Some(node)
+        });
+        let devices = own.flat_map(|slice| slice.spec.devices.iter().flatten());
+        let names: Vec<String> = devices.map(|device| device.name.clone()).collect();
+        if is_expected(&names) {
+            return CheckResult::Done(());
+        }
+        CheckResult::Pending(format!("{names:?}"))
+    };
+    wait_all(slices, "the devices of the node", check).await
+}
