@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::release::helm;
-use super::test_bed::{TestBed, from_template, wait_all, wait_deleted};
+use super::test_bed::{TestBed, from_template, uid, wait_all, wait_deleted};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
 use crate::operations::Operations;
@@ -32,15 +32,26 @@ pub(super) async fn serves_mig_devices(test_bed: TestBed) -> TrialOutcome {
     let outcome = serve(&test_bed, operations, &node).await;
     // Later trials need the GPU, in every case.
     helm.upgrade(&[]).await?;
-    operations.run(&["gpu", &node, "mig-destroy", GPU]).await?;
+    let ended = end_mig_mode(&test_bed, operations, &node).await;
+    outcome?;
+    ended?;
+    let is_whole = |devices: &[String]| devices.len() == 4 && !devices.iter().any(|n| is_mig(n));
+    wait_devices(&test_bed, &node, is_whole).await?;
+    test_bed.wait_published().await?;
+    Ok(Outcome::Passed(vec![]))
+}
+
+async fn end_mig_mode(
+    test_bed: &TestBed,
+    operations: &Operations,
+    node: &str,
+) -> anyhow::Result<()> {
+    operations.run(&["gpu", node, "mig-destroy", GPU]).await?;
     // The directory of procfs was made on each node.
     for node in GpuInventory::read(&test_bed.client).await?.nodes() {
         operations.run(&["gpu", node, "mig", GPU, "off"]).await?;
     }
-    outcome?;
-    let is_whole = |devices: &[String]| devices.len() == 4 && !devices.iter().any(|n| is_mig(n));
-    wait_devices(&test_bed, &node, is_whole).await?;
-    Ok(Outcome::Passed(vec![]))
+    Ok(())
 }
 
 async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyhow::Result<()> {
@@ -68,13 +79,7 @@ async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyho
 
     let small = test_bed.start_holder("small", "small").await?;
     check_device(test_bed, &small, "-mig-1g10gb-19-").await?;
-    test_bed.create(listing("listing", "small")).await?;
-    let listed = test_bed.output_of("listing").await?;
-    anyhow::ensure!(
-        listed.iter().filter(|line| line.starts_with("nvidia-cap")).count() == 2,
-        "capability devices in the container: {listed:?}"
-    );
-    test_bed.delete(&["listing"]).await?;
+    check_container(operations, node, &small).await?;
 
     test_bed.create(from_template("large", "large")).await?;
     test_bed.wait_unschedulable(&["large".to_owned()]).await?;
@@ -83,7 +88,7 @@ async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyho
     test_bed.delete_if_exists("small", &DeleteParams::default()).await?;
     wait_deleted(test_bed.pods(), "small").await?;
     let large = test_bed.wait_running("large").await?;
-    check_device(test_bed, &large, "-mig-4g40gb-5-0").await?;
+    check_device(test_bed, &large, "-mig-3g40gb-9-0").await?;
     test_bed.delete(&["large"]).await
 }
 
@@ -94,11 +99,24 @@ fn request(fields: Value) -> Value {
     json!({"requests": [{"name": "mig", "exactly": exactly}]})
 }
 
-/// Returns a pod that lists the capability devices of its container.
-fn listing(name: &str, template: &str) -> Value {
-    let mut pod = from_template(name, template);
-    pod["spec"]["containers"][0]["command"] = json!(["ls", "/dev/nvidia-caps"]);
-    pod
+/// Checks that the container has the capability devices of its instances, and no interceptor.
+async fn check_container(operations: &Operations, node: &str, pod: &Pod) -> anyhow::Result<()> {
+    // The systemd cgroup driver writes `_` for `-`.
+    let uid = uid(pod).replace('-', "[-_]");
+    let command = format!(
+        "for p in /proc/[0-9]*; do
+           if grep -q '{uid}' $p/cgroup && tr '\\0' ' ' <$p/cmdline | grep -q '^tessera-probe'; then
+             ls $p/root/dev/nvidia-caps $p/root/dev
+             exit
+           fi
+         done 2>/dev/null
+         exit 1"
+    );
+    let listed = operations.run(&["exec", node, "sh", "-c", &command]).await?;
+    let count = listed.lines().filter(|line| line.starts_with("nvidia-cap")).count();
+    // Two devices, and their directory.
+    anyhow::ensure!(count == 3 && !listed.contains("tessera"), "the container has {listed}");
+    Ok(())
 }
 
 async fn check_device(test_bed: &TestBed, pod: &Pod, part: &str) -> anyhow::Result<()> {

@@ -101,7 +101,7 @@ enum ConditionChange {
         /// Index or UUID.
         gpu: String,
         /// on or off.
-        #[arg(value_parser = on_or_off)]
+        #[arg(action = clap::ArgAction::Set, value_parser = on_or_off)]
         mode: bool,
     },
     /// Create a MIG device, as an administrator does.
