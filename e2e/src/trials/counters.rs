@@ -73,7 +73,7 @@ async fn publish(slices: &Api<ResourceSlice>) -> anyhow::Result<()> {
     let partition = |n: usize| {
         json!({
             "name": format!("partition-{n}"),
-            "attributes": {"partition": {"bool": true}},
+            "attributes": {"partition": {"bool": true}, "type": {"string": "gpu"}},
             "taints": [{"key": format!("{DRIVER}/managed"), "effect": "NoSchedule"}],
             "consumesCounters": take("3"),
         })

@@ -47,8 +47,8 @@ fn all() -> anyhow::Result<Vec<Value>> {
 }
 
 fn class(name: &str, selectors: &[String]) -> Value {
-    let driver = format!("device.driver == '{DRIVER}'");
-    let selectors: Vec<_> = [&driver]
+    let gpu = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'");
+    let selectors: Vec<_> = [&gpu]
         .into_iter()
         .chain(selectors)
         .map(|expression| json!({"cel": {"expression": expression}}))
