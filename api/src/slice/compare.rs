@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceCapacity, DeviceTaint,
-    ResourceSlice, ResourceSliceSpec,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, Device, DeviceCapacity,
+    DeviceTaint, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
@@ -81,7 +81,11 @@ fn comparable(spec: &ResourceSliceSpec) -> ResourceSliceSpec {
         for capacity in device.capacity.iter_mut().flat_map(BTreeMap::values_mut) {
             canonical_capacity(capacity);
         }
+        let consumed = device.consumes_counters.iter_mut().flatten();
+        consumed.for_each(|consumed| canonical_counters(&mut consumed.counters));
     }
+    let sets = spec.shared_counters.iter_mut().flatten();
+    sets.for_each(|set| canonical_counters(&mut set.counters));
     spec
 }
 
@@ -95,6 +99,10 @@ fn canonical_capacity(capacity: &mut DeviceCapacity) {
             max.iter_mut().chain(step).for_each(canonical);
         }
     }
+}
+
+fn canonical_counters(counters: &mut BTreeMap<String, Counter>) {
+    counters.values_mut().for_each(|counter| canonical(&mut counter.value));
 }
 
 /// Spells a quantity in one way per amount; one that cannot be read stays as it is and equals only

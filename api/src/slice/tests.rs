@@ -116,6 +116,26 @@ fn slices_of_an_instance_that_no_claim_has_are_not_published() {
 }
 
 #[test]
+fn the_spelling_of_counters_is_no_difference() {
+    let inventory = Inventory::new(vec![mig_gpu(0, Vec::new())], Vec::new(), Vec::new());
+    let desired = build(&inventory, &options());
+    let mut published = desired.clone();
+    let device = &mut published[0].spec.devices.as_mut().expect("devices")[0];
+    let consumed = &mut device.consumes_counters.as_mut().expect("counters")[0];
+    consumed.counters.values_mut().for_each(|counter| counter.value.0.push_str("000m"));
+    let set = &mut published[1].spec.shared_counters.as_mut().expect("counters")[0];
+    set.counters.values_mut().for_each(|counter| counter.value.0.push_str("000m"));
+    assert!(same_pool(&desired, &published));
+    set_counter(&mut published[1], "memory-slice-0", "0");
+    assert!(!same_pool(&desired, &published));
+}
+
+fn set_counter(slice: &mut ResourceSlice, name: &str, value: &str) {
+    let set = &mut slice.spec.shared_counters.as_mut().expect("counters")[0];
+    set.counters.get_mut(name).expect("a counter").value = ApiQuantity(value.to_owned());
+}
+
+#[test]
 fn mig_devices_are_split_at_64_and_counters_at_8() {
     let gpus = (0..9).map(|index| mig_gpu(index, Vec::new())).collect();
     let inventory = Inventory::new(gpus, Vec::new(), Vec::new());
