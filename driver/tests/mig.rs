@@ -420,8 +420,12 @@ impl DyingMig {
 }
 
 impl MigLibrary for DyingMig {
-    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, MigLibraryError> {
-        self.call(|mig| mig.gpu_instances(gpu))
+    fn gpu_instances(
+        &self,
+        gpu: &GpuUuid,
+        profile: u32,
+    ) -> Result<Vec<GpuInstance>, MigLibraryError> {
+        self.call(|mig| mig.gpu_instances(gpu, profile))
     }
 
     fn create_gpu_instance(

@@ -11,11 +11,16 @@ use crate::library::LibraryError;
 /// MIG mode itself is never changed: on some machines that needs a reset of the GPU, which may be
 /// refused until the node is rebooted (dra-driver-nvidia-gpu issue 883).
 pub trait MigLibrary: Send + Sync {
-    /// Returns the GPU instances of a GPU, with their compute instances. None if MIG mode is off.
+    /// Returns the GPU instances of a profile, with their compute instances. None if MIG mode is
+    /// off, or the GPU does not have the profile.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
-    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, MigLibraryError>;
+    fn gpu_instances(
+        &self,
+        gpu: &GpuUuid,
+        profile: u32,
+    ) -> Result<Vec<GpuInstance>, MigLibraryError>;
 
     /// Creates a GPU instance of a profile that starts at a memory slice. Returns its ID.
     ///

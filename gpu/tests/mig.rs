@@ -69,13 +69,9 @@ fn profiles_are_those_of_nvml_for_every_model() {
             assert_eq!(profile.memory_mib, row.memory_mib, "{model} {}", row.name);
             assert_eq!(profile.engines.multiprocessors, row.multiprocessors);
             assert_eq!(profile.engines.ofa_engines, row.ofa_engines);
-            let starts = |starts: Vec<(u32, u32)>| starts;
-            assert_eq!(
-                starts(profile.placements.iter().map(|p| (p.start, p.size)).collect()),
-                starts(row.placements.iter().map(|p| (p.start, p.size)).collect()),
-                "{model} {}",
-                row.name
-            );
+            let placements: Vec<_> = profile.placements.iter().map(|p| (p.start, p.size)).collect();
+            let expected: Vec<_> = row.placements.iter().map(|p| (p.start, p.size)).collect();
+            assert_eq!(placements, expected, "{model} {}", row.name);
         }
     }
 }
@@ -91,13 +87,13 @@ fn device_is_created_used_and_destroyed_on_every_model() {
             let compute = mig.create_compute_instance(gpu, id).expect("it is free");
             let nodes = mig.capability_nodes(gpu, id, compute.id).expect("files of the kernel");
             assert_eq!(nodes[1].minor, nodes[0].minor + 1);
-            let found = mig.gpu_instances(gpu).expect("instances");
+            let found = mig.gpu_instances(gpu, profile.id).expect("instances");
             assert_eq!(found.len(), 1, "{model} {}", profile.name);
             assert_eq!((found[0].id, found[0].instance.profile), (id, profile.id));
             assert_eq!(found[0].compute, [compute], "{model} {}", profile.name);
             mig.destroy_gpu_instance(gpu, id).expect("it is idle");
             mig.destroy_gpu_instance(gpu, id).expect("it is gone already");
-            assert!(mig.gpu_instances(gpu).expect("instances").is_empty());
+            assert!(mig.gpu_instances(gpu, profile.id).expect("instances").is_empty());
         }
     }
 }
@@ -128,7 +124,7 @@ fn instance_with_a_process_is_not_destroyed() {
     set_busy(true);
     let refused = node.library.destroy_gpu_instance(&node.gpu, id).expect_err("in use");
     assert!(matches!(refused, MigLibraryError::InUse { .. }), "{refused}");
-    assert_eq!(node.library.gpu_instances(&node.gpu).expect("instances")[0].compute.len(), 1);
+    assert_eq!(node.library.gpu_instances(&node.gpu, 14).expect("instances")[0].compute.len(), 1);
     set_busy(false);
     node.library.destroy_gpu_instance(&node.gpu, id).expect("it is idle");
 }
@@ -159,7 +155,7 @@ fn reboot_loses_instances() {
 fn gpu_without_mig_mode_has_no_instances() {
     let node = MigNode::new();
     let whole = node.node.uuid(0);
-    assert!(node.library.gpu_instances(&whole).expect("no error").is_empty());
+    assert!(node.library.gpu_instances(&whole, 19).expect("no error").is_empty());
     let refused = node.library.create_gpu_instance(&whole, 19, 0).expect_err("MIG mode is off");
     assert!(matches!(refused, MigLibraryError::ModeOff { .. }), "{refused}");
     node.library.destroy_gpu_instance(&whole, 1).expect("there is none");

@@ -177,10 +177,9 @@ fn instance_of(
     mig: &dyn MigLibrary,
     device: &MigDeviceRecord,
 ) -> Result<Option<GpuInstance>, MigLibraryError> {
-    let of_device = (device.device.profile(), device.device.start());
-    let is_of_device =
-        |found: &GpuInstance| (found.instance.profile, found.instance.placement.start) == of_device;
-    Ok(mig.gpu_instances(device.device.gpu())?.into_iter().find(is_of_device))
+    let device = &device.device;
+    let mut found = mig.gpu_instances(device.gpu(), device.profile())?.into_iter();
+    Ok(found.find(|instance| instance.instance.placement.start == device.start()))
 }
 
 /// Returns true if the GPU instance at the device's placement is the one of the record, or was left

@@ -208,7 +208,7 @@ impl HealthWatch for FakeWatch {
 
 /// GPUs of this library are not in MIG mode.
 impl MigLibrary for FakeGpus {
-    fn gpu_instances(&self, _: &GpuUuid) -> Result<Vec<GpuInstance>, MigLibraryError> {
+    fn gpu_instances(&self, _: &GpuUuid, _: u32) -> Result<Vec<GpuInstance>, MigLibraryError> {
         Ok(Vec::new())
     }
 

@@ -106,19 +106,21 @@ fn failed(call: &'static str) -> impl FnOnce(NvmlError) -> Failed {
 }
 
 impl MigLibrary for NvmlLibrary {
-    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, MigLibraryError> {
+    fn gpu_instances(
+        &self,
+        gpu: &GpuUuid,
+        profile: u32,
+    ) -> Result<Vec<GpuInstance>, MigLibraryError> {
         let found = self.with_mig(gpu, |device| {
-            let mig = describe(device).map_err(failed("nvmlDeviceGetGpuInstanceProfileInfoV"))?;
-            let mut found = Vec::new();
-            for profile in &mig.profiles {
-                let instances = raw::gpu_instances(device, profile.id)
-                    .map_err(failed("nvmlDeviceGetGpuInstances"))?;
-                for handle in instances {
-                    let (id, instance) = handle.info().map_err(failed("nvmlGpuInstanceGetInfo"))?;
-                    found.push((id, instance, compute_instances(&handle)?));
-                }
-            }
-            Ok(found)
+            let handles = match raw::gpu_instances(device, profile) {
+                Err(NvmlError::NotSupported | NvmlError::InvalidArg) => Vec::new(),
+                found => found.map_err(failed("nvmlDeviceGetGpuInstances"))?,
+            };
+            let read = |handle: GpuInstanceHandle<'_>| {
+                let (id, instance) = handle.info().map_err(failed("nvmlGpuInstanceGetInfo"))?;
+                Ok((id, instance, compute_instances(&handle)?))
+            };
+            handles.into_iter().map(read).collect::<Result<Vec<_>, Failed>>()
         })?;
         let read = |(id, instance, compute): (u32, MigInstance, Vec<(u32, String)>)| {
             let compute = compute.into_iter().map(|(id, uuid)| compute_instance(id, &uuid));
@@ -223,8 +225,14 @@ fn compute_instance(id: u32, uuid: &str) -> Result<ComputeInstance, MigLibraryEr
 
 /// Returns the compute slices of a profile.
 fn slices_of(device: &Device<'_>, profile: u32) -> Result<u32, Failed> {
-    let mig = describe(device).map_err(failed("nvmlDeviceGetGpuInstanceProfileInfoV"))?;
-    Ok(mig.profile(profile).map_or(0, |profile| profile.slices))
+    for kind in 0..PROFILE_KINDS {
+        match raw::profile_info(device, kind) {
+            Ok(info) if info.id == profile => return Ok(info.sliceCount),
+            Ok(_) | Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(failed("nvmlDeviceGetGpuInstanceProfileInfoV")(error)),
+        }
+    }
+    Err(failed("nvmlDeviceGetGpuInstanceProfileInfoV")(NvmlError::NotFound))
 }
 
 fn compute_instances(handle: &GpuInstanceHandle<'_>) -> Result<Vec<(u32, String)>, Failed> {
