@@ -6,6 +6,7 @@ mod fixture;
 use fixture::{Fixture, device, golden};
 use serde_json::json;
 use tessera_api::names::Namespace;
+use tessera_cli::maintenance::resolve;
 use tessera_cli::output::{OutputFormat, render};
 use tessera_cli::tree::{self, GpuTree, TreeFilter};
 
@@ -154,6 +155,9 @@ fn gpu_in_mig_mode_is_one_line_with_its_mig_devices() {
     let tree = read(&fixture, &TreeFilter::default());
     golden("tree-mig.txt", &tree::tree_text(&tree, true));
     golden("tree-mig-claims.txt", &tree::claims_text(&tree, true));
+    let refused = resolve(&tree, &"node-a/1".parse().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("is in MIG mode") && refused.contains("kubectl cordon"), "{refused}");
+    assert!(resolve(&tree, &"node-a/0".parse().unwrap()).is_ok());
     let gpu = &tree.nodes[0].gpus[1];
     assert_eq!((gpu.mig, gpu.is_free(), gpu.shares.len()), (true, false, 1));
     assert_eq!(gpu.shares[0].profile.as_deref(), Some("1g.10gb"));

@@ -56,7 +56,7 @@ impl fmt::Display for TargetGpu {
     }
 }
 
-/// Error returned for a GPU that does not exist.
+/// Error returned for a GPU that does not exist, or cannot be taken out of service.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownGpu {
     /// The node publishes no GPUs.
@@ -74,7 +74,7 @@ pub enum UnknownGpu {
         /// The GPUs that there are.
         known: String,
     },
-    /// The GPU is in MIG mode.
+    /// The GPU is in MIG mode: a DeviceTaintRule names one device, and it has many.
     #[error(
         "GPU `{gpu}` of node {node} is in MIG mode: its MIG devices cannot be cordoned or drained \
          as one GPU; use `kubectl cordon` and `kubectl drain` on the node"
