@@ -51,6 +51,8 @@ async fn end_mig_mode(
     for node in GpuInventory::read(&test_bed.client).await?.nodes() {
         operations.run(&["gpu", node, "mig", GPU, "off"]).await?;
     }
+    // A new process reads the inventory at once.
+    operations.run(&["kill", node, "driver"]).await?;
     Ok(())
 }
 

@@ -129,11 +129,18 @@ impl TestBed {
             .ok_or_else(|| Skip("kubectl-tessera is not built, or there is no kubeconfig".into()))
     }
 
-    /// Returns a node with that many GPUs of a product, or a reason to skip the trial.
+    /// Returns a node with that many GPUs of a product, or a reason to skip the trial. Waits for
+    /// slices that a kubelet deletes when it starts, which may be after the first wait.
     pub async fn node_with(&self, word: &str, count: usize) -> anyhow::Result<String> {
-        let inventory = GpuInventory::read(&self.client).await?;
-        let node = inventory.node_with(word, count).map(str::to_owned);
-        Ok(node.ok_or_else(|| Skip(format!("no node with {count} {word} GPUs")))?)
+        const TRIES: usize = 3;
+        for _ in 0..TRIES {
+            self.wait_published().await?;
+            let inventory = GpuInventory::read(&self.client).await?;
+            if let Some(node) = inventory.node_with(word, count) {
+                return Ok(node.to_owned());
+            }
+        }
+        Err(Skip(format!("no node with {count} {word} GPUs")).into())
     }
 
     /// Returns the API of the namespace's pods.
