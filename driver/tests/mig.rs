@@ -87,6 +87,10 @@ impl MigNode {
         driver
     }
 
+    async fn kubelet(&self) -> Kubelet {
+        Kubelet::register(&self.node.path("kubelet")).await
+    }
+
     fn gpu(&self) -> GpuUuid {
         GpuUuid::new(&self.machine.world.gpus[IN_MIG_MODE].uuid).expect("a UUID")
     }
@@ -119,14 +123,8 @@ impl MigNode {
     /// Creates an instance as another program would, with a compute instance if it has slices.
     fn create_foreign(&self, profile: u32, start: u32, slices: u32) {
         let gpu = &self.machine.world.gpus[IN_MIG_MODE];
-        let change = NodeMig::new(&self.machine.control).change(gpu, |state, table| {
-            let serial = state.create_gpu_instance(table, profile, Some(start))?;
-            if slices > 0 {
-                state.create_compute_instance(table, &gpu.uuid, serial, slices)?;
-            }
-            Ok(())
-        });
-        change.expect("it fits");
+        let created = NodeMig::new(&self.machine.control).create(gpu, profile, start, slices);
+        created.expect("it fits");
     }
 
     /// Returns the published devices whose names contain the text.
@@ -180,7 +178,7 @@ async fn gpu_in_mig_mode_is_published_as_mig_devices() {
 async fn prepare_creates_instances_and_unprepare_destroys_them() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     let claim = node.allocate("a", &[SMALL]);
     let devices = kubelet.prepare(claim.clone()).await.expect("prepared");
     let found = node.instances();
@@ -222,7 +220,7 @@ async fn instance_of_another_program_is_left_and_its_slices_taken() {
         (4..8).all(|slice| !counters.contains_key(&format!("memory-slice-{slice}")))
     }));
     assert_eq!(node.published("mig-1g10gb-19-").len(), 4);
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     // As another allocator would, or this one before the instance was created.
     let refused = kubelet.prepare(node.allocate("a", &[SMALL])).await.expect_err("it is taken");
     assert!(refused.contains("3g.40gb that no claim of this node has"), "{refused}");
@@ -235,7 +233,7 @@ async fn instance_of_another_program_is_left_and_its_slices_taken() {
 async fn empty_instance_that_appears_late_is_not_taken_for_ours() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     // After the inventory was read, and without a compute instance.
     node.create_foreign(19, 6, 0);
     let foreign = node.instances();
@@ -250,7 +248,7 @@ async fn empty_instance_that_appears_late_is_not_taken_for_ours() {
 async fn claim_waits_for_the_slices_of_one_that_ends() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     kubelet.prepare(node.allocate("a", &[SMALL])).await.expect("prepared");
     let second = node.allocate("b", &[LARGE]);
     let later = async {
@@ -270,7 +268,7 @@ async fn claim_waits_for_the_slices_of_one_that_ends() {
 async fn restart_keeps_instances_and_publishes_all_devices() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     kubelet.prepare(node.allocate("a", &[SMALL])).await.expect("prepared");
     let before = node.instances();
     driver.stop().await;
@@ -285,7 +283,7 @@ async fn restart_keeps_instances_and_publishes_all_devices() {
 async fn reboot_loses_instances_and_prepare_creates_them_again() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     let claim = node.allocate("a", &[SMALL]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
     let before = node.instances();
@@ -293,7 +291,7 @@ async fn reboot_loses_instances_and_prepare_creates_them_again() {
     NodeMig::new(&node.machine.control).reboot().expect("removed");
 
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     kubelet.prepare(claim.clone()).await.expect("prepared again");
     let after = node.instances();
     assert_eq!((after[0].profile, after[0].start), (before[0].profile, before[0].start));
@@ -309,7 +307,7 @@ async fn reboot_loses_instances_and_prepare_creates_them_again() {
 async fn successor_with_the_same_id_is_not_destroyed() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     let claim = node.allocate("a", &[SMALL]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
     let ours = node.instances();
@@ -327,16 +325,12 @@ async fn successor_with_the_same_id_is_not_destroyed() {
 async fn busy_instance_is_destroyed_when_its_process_has_ended() {
     let node = MigNode::new();
     let driver = node.start().await;
-    let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+    let kubelet = node.kubelet().await;
     let claim = node.allocate("a", &[SMALL]);
     kubelet.prepare(claim.clone()).await.expect("prepared");
     let set_busy = |busy| {
         let gpu = &node.machine.world.gpus[IN_MIG_MODE];
-        let change = NodeMig::new(&node.machine.control).change(gpu, |state, _| {
-            state.gpu_instances[0].compute[0].busy = busy;
-            Ok(())
-        });
-        change.expect("written");
+        NodeMig::new(&node.machine.control).set_busy(gpu, busy).expect("written");
     };
     set_busy(true);
     let refused = kubelet.unprepare(claim.clone()).await.expect_err("in use");
@@ -357,7 +351,7 @@ async fn death_at_every_call_leaves_nothing_behind() {
         let foreign = node.instances();
         let dying = DyingMig::new(node.library(), call);
         let driver = node.start_with(dying.clone()).await;
-        let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+        let kubelet = node.kubelet().await;
         let claim = node.allocate("a", &[SMALL, "mig-2g20gb-14-4"]);
         let prepared = kubelet.prepare(claim.clone()).await;
         let unprepared = match prepared {
@@ -370,7 +364,7 @@ async fn death_at_every_call_leaves_nothing_behind() {
 
         // The next process repairs the node, and serves the kubelet's next call.
         let driver = node.start().await;
-        let kubelet = Kubelet::register(&node.node.path("kubelet")).await;
+        let kubelet = node.kubelet().await;
         kubelet.unprepare(claim.clone()).await.expect("unprepared");
         assert_eq!(node.instances(), foreign, "call {call}");
         assert_eq!(claims_in_journal(&node), 0, "call {call}");

@@ -37,14 +37,8 @@ impl MigNode {
     /// Creates an instance as another program would, with a compute instance if it has slices.
     fn create_foreign(&self, profile: u32, start: u32, slices: u32) {
         let gpu = &self.node.world.gpus[IN_MIG_MODE];
-        let change = NodeMig::new(&self.node.control).change(gpu, |state, table| {
-            let serial = state.create_gpu_instance(table, profile, Some(start))?;
-            if slices > 0 {
-                state.create_compute_instance(table, &gpu.uuid, serial, slices)?;
-            }
-            Ok(())
-        });
-        change.expect("it fits");
+        let created = NodeMig::new(&self.node.control).create(gpu, profile, start, slices);
+        created.expect("it fits");
     }
 
     fn existing(&self) -> Vec<MigInstance> {
@@ -115,11 +109,7 @@ fn instance_with_a_process_is_not_destroyed() {
     node.library.create_compute_instance(&node.gpu, id).expect("it is free");
     let set_busy = |busy| {
         let gpu = &node.node.world.gpus[IN_MIG_MODE];
-        let change = NodeMig::new(&node.node.control).change(gpu, |state, _| {
-            state.gpu_instances[0].compute[0].busy = busy;
-            Ok(())
-        });
-        change.expect("written");
+        NodeMig::new(&node.node.control).set_busy(gpu, busy).expect("written");
     };
     set_busy(true);
     let refused = node.library.destroy_gpu_instance(&node.gpu, id).expect_err("in use");

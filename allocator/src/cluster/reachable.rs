@@ -72,6 +72,13 @@ pub(crate) struct CounterAmount {
     pub(crate) amount: i128,
 }
 
+impl CounterAmount {
+    /// Returns true if all of these amounts are left.
+    pub(crate) fn all_left(consumes: &[Self], left: &[i128]) -> bool {
+        consumes.iter().all(|used| left[used.counter as usize] >= used.amount)
+    }
+}
+
 #[derive(Debug)]
 struct UnreachableDevice {
     id: DeviceId,

@@ -6,7 +6,7 @@
 
 use tessera_api::names::capacity::MEMORY;
 
-use crate::cluster::ReachableDevices;
+use crate::cluster::{CounterAmount, ReachableDevices};
 
 /// Returns the memory, in MiB, of the free partitions that allocating a candidate makes impossible,
 /// its own included; `None` if it is no partition.
@@ -19,16 +19,12 @@ pub(super) fn loss(reachable: &ReachableDevices, candidate: usize) -> Option<i64
     let is_lost = |other: usize| {
         let of_other = &reachable.consumes[other];
         reachable.exclusive[other] == 0
-            && fits(of_other, &reachable.counters_left)
-            && (other == candidate || !fits(of_other, &left_then))
+            && !of_other.is_empty()
+            && CounterAmount::all_left(of_other, &reachable.counters_left)
+            && (other == candidate || !CounterAmount::all_left(of_other, &left_then))
     };
     let count = reachable.candidates.len();
     Some((0..count).filter(|other| is_lost(*other)).map(|other| memory_mib(reachable, other)).sum())
-}
-
-/// Returns true if a device consumes counters, and these amounts are left.
-fn fits(consumes: &[crate::cluster::CounterAmount], left: &[i128]) -> bool {
-    !consumes.is_empty() && consumes.iter().all(|used| left[used.counter as usize] >= used.amount)
 }
 
 fn memory_mib(reachable: &ReachableDevices, candidate: usize) -> i64 {

@@ -6,7 +6,7 @@
 use super::outcome::{SearchFailure, SearchOutcome};
 use super::run::{Progress, Search, Stop};
 use super::sets;
-use crate::cluster::ReachableDevices;
+use crate::cluster::{CounterAmount, ReachableDevices};
 use crate::features::FeatureGates;
 use crate::policy::{Policy, Rank, Ranking};
 use crate::shape::{AlternativeShape, Chosen, ProfileDemand, Selects, Shape};
@@ -128,5 +128,5 @@ fn has_counters(reachable: &ReachableDevices, i: usize, features: &FeatureGates)
     }
     let of_pool = &reachable.counters_left[reachable.counters_of(reachable.candidates[i].pool)];
     of_pool.iter().all(|left| *left >= 0)
-        && consumes.iter().all(|used| reachable.counters_left[used.counter as usize] >= used.amount)
+        && CounterAmount::all_left(consumes, &reachable.counters_left)
 }

@@ -3,7 +3,7 @@
 use tessera_api::config::Sharing;
 
 use super::constraints::ConstraintState;
-use crate::cluster::{Interner, ReachableDevices};
+use crate::cluster::{CounterAmount, Interner, ReachableDevices};
 use crate::features::FeatureGates;
 use crate::model::conflicting_sharing;
 use crate::shape::{Chosen, Shape};
@@ -157,8 +157,7 @@ impl<'a> SearchState<'a> {
             return true;
         }
         let pool = self.reachable.candidates[i].pool as usize;
-        !self.overcommitted[pool]
-            && consumes.iter().all(|c| self.counters_left[c.counter as usize] >= c.amount)
+        !self.overcommitted[pool] && CounterAmount::all_left(consumes, &self.counters_left)
     }
 
     /// Returns true if the device has a share already, so that another one needs no counters.

@@ -92,13 +92,29 @@ fn attributes(
 ) -> BTreeMap<String, DeviceAttribute> {
     let is_oversubscribed = published_mib > gpu.memory_mib();
     let physical = is_oversubscribed.then(|| Quantity::from_mib(gpu.memory_mib()).to_string());
-    let architecture = Some(gpu.architecture.clone()).filter(|name| !name.is_empty());
-    let driver_version = normalise_version(&gpu.driver_version).map(|version| version.to_string());
-    let all = [
+    let own = [
         (attribute::TYPE, string(Some(attribute::TYPE_GPU))),
         (attribute::UUID, string(Some(gpu.uuid.as_str()))),
+        (attribute::NVLINK_CLIQUE, string(clique.as_deref())),
+        (attribute::PHYSICAL_MEMORY, string(physical.as_deref())),
+        (
+            attribute::MPS,
+            mps.then(|| DeviceAttribute { bool: Some(true), ..DeviceAttribute::default() }),
+        ),
+    ];
+    with_hardware(gpu, own)
+}
+
+/// Returns these attributes, and those of the hardware, which a GPU and its MIG devices have.
+pub(super) fn with_hardware(
+    gpu: &Gpu,
+    own: impl IntoIterator<Item = (&'static str, Option<DeviceAttribute>)>,
+) -> BTreeMap<String, DeviceAttribute> {
+    let architecture = Some(gpu.architecture.as_str()).filter(|name| !name.is_empty());
+    let driver_version = normalise_version(&gpu.driver_version).map(|version| version.to_string());
+    let hardware = [
         (attribute::PRODUCT_NAME, string(Some(gpu.product_name.as_str()))),
-        (attribute::ARCHITECTURE, string(architecture.as_deref())),
+        (attribute::ARCHITECTURE, string(architecture)),
         (
             attribute::CUDA_COMPUTE_CAPABILITY,
             version(Some(gpu.cuda_compute_capability.to_string())),
@@ -106,17 +122,12 @@ fn attributes(
         (attribute::DRIVER_VERSION, version(driver_version)),
         (attribute::CUDA_DRIVER_VERSION, version(Some(gpu.cuda_driver_version.to_string()))),
         (attribute::INDEX, int(Some(i64::from(gpu.index)))),
-        (attribute::NVLINK_CLIQUE, string(clique.as_deref())),
-        (attribute::PHYSICAL_MEMORY, string(physical.as_deref())),
-        (
-            attribute::MPS,
-            mps.then(|| DeviceAttribute { bool: Some(true), ..DeviceAttribute::default() }),
-        ),
         (attribute::PCI_BUS_ID, string(Some(gpu.pci_bus_id.as_str()))),
         (attribute::PCIE_ROOT, string(gpu.pcie_root.as_deref())),
         (attribute::NUMA_NODE, int(gpu.numa_node.map(i64::from))),
     ];
-    all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    let all = own.into_iter().chain(hardware);
+    all.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 pub(super) fn string(value: Option<&str>) -> Option<DeviceAttribute> {
@@ -126,11 +137,11 @@ pub(super) fn string(value: Option<&str>) -> Option<DeviceAttribute> {
     })
 }
 
-pub(super) fn version(value: Option<String>) -> Option<DeviceAttribute> {
+fn version(value: Option<String>) -> Option<DeviceAttribute> {
     value.map(|text| DeviceAttribute { version: Some(text), ..DeviceAttribute::default() })
 }
 
-pub(super) fn int(value: Option<i64>) -> Option<DeviceAttribute> {
+fn int(value: Option<i64>) -> Option<DeviceAttribute> {
     value.map(|number| DeviceAttribute { int: Some(number), ..DeviceAttribute::default() })
 }
 

@@ -12,8 +12,8 @@ use k8s_openapi::api::resource::v1::{
 };
 
 use super::SliceOptions;
-use super::device::{int, string, taints, version};
-use crate::gpu::{Gpu, Mig, MigPlacement, MigProfile, normalise_version};
+use super::device::{string, taints, with_hardware};
+use crate::gpu::{Gpu, Mig, MigPlacement, MigProfile};
 use crate::names::{attribute, capacity};
 use crate::quantity::Quantity;
 
@@ -119,26 +119,12 @@ fn amount(value: Quantity) -> DeviceCapacity {
 }
 
 fn attributes(gpu: &Gpu, profile: &MigProfile) -> BTreeMap<String, DeviceAttribute> {
-    let architecture = Some(gpu.architecture.as_str()).filter(|name| !name.is_empty());
-    let driver_version = normalise_version(&gpu.driver_version).map(|version| version.to_string());
-    let all = [
+    let own = [
         (attribute::TYPE, string(Some(attribute::TYPE_MIG))),
         (attribute::PARENT_UUID, string(Some(gpu.uuid.as_str()))),
         (attribute::PROFILE, string(Some(profile.name.as_str()))),
-        (attribute::PRODUCT_NAME, string(Some(gpu.product_name.as_str()))),
-        (attribute::ARCHITECTURE, string(architecture)),
-        (
-            attribute::CUDA_COMPUTE_CAPABILITY,
-            version(Some(gpu.cuda_compute_capability.to_string())),
-        ),
-        (attribute::DRIVER_VERSION, version(driver_version)),
-        (attribute::CUDA_DRIVER_VERSION, version(Some(gpu.cuda_driver_version.to_string()))),
-        (attribute::INDEX, int(Some(i64::from(gpu.index)))),
-        (attribute::PCI_BUS_ID, string(Some(gpu.pci_bus_id.as_str()))),
-        (attribute::PCIE_ROOT, string(gpu.pcie_root.as_deref())),
-        (attribute::NUMA_NODE, int(gpu.numa_node.map(i64::from))),
     ];
-    all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    with_hardware(gpu, own)
 }
 
 /// Returns what an instance consumes of each counter of its GPU.

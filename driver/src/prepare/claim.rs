@@ -1,7 +1,8 @@
 //! Validates a claim from the API server and extracts the shares to prepare on this node.
 
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+    AllocationResult, DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+    ResourceClaimConsumerReference,
 };
 use tessera_api::{
     ConfigError, Quantity,
@@ -279,15 +280,12 @@ pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
 /// [`ClaimError::NeedsController`], for the first field.
 pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
-        return Ok(());
-    };
-    let configs = devices.config.as_deref().unwrap_or_default();
-    let results = devices.results.iter().flatten().enumerate();
-    let is_share = |result: &DeviceRequestAllocationResult| {
-        result.driver == DRIVER_NAME && mig_device(result).is_none()
-    };
-    for (index, result) in results.filter(|(_, result)| is_share(result)) {
+    let Some(allocation) = allocation else { return Ok(()) };
+    let configs = configs(allocation);
+    for (index, result) in own_results(allocation) {
+        if mig_device(result).is_some() {
+            continue;
+        }
         let request = name(index, "request", RequestName::new(&result.request))?;
         let config = allocated_config(configs, &request)
             .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
@@ -302,15 +300,14 @@ fn shares(
     allocation: &AllocationResult,
     own_pool: &PoolName,
 ) -> Result<Vec<AllocatedShare>, ClaimError> {
-    let configs = allocation.devices.iter().flat_map(|devices| devices.config.as_deref());
-    let configs = configs.flatten().cloned().collect::<Vec<_>>();
+    let configs = configs(allocation);
     let mut shares = Vec::new();
     for (index, result) in own_results(allocation) {
         if mig_device(result).is_some() {
             continue;
         }
         let request = name(index, "request", RequestName::new(&result.request))?;
-        let config = effective_config(&configs, &request)
+        let config = effective_config(configs, &request)
             .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
         let priority = match config.compute_priority {
             ComputePriority::High => journal::ComputePriority::High,
@@ -354,6 +351,12 @@ fn mig_devices(
 /// Returns the MIG device of a result, or `None` if it is a GPU.
 fn mig_device(result: &DeviceRequestAllocationResult) -> Option<MigDeviceName> {
     MigDeviceName::of_device(&DeviceName::new(&result.device).ok()?)
+}
+
+/// Returns the parameters of the allocation, of all drivers.
+fn configs(allocation: &AllocationResult) -> &[DeviceAllocationConfiguration] {
+    let devices = allocation.devices.as_ref();
+    devices.and_then(|devices| devices.config.as_deref()).unwrap_or_default()
 }
 
 /// Returns the results of this driver, with their indexes.

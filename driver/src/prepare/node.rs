@@ -128,7 +128,7 @@ impl LocalNode {
         let result = self.complete(claim, record, mps_gpus, attempt, journal);
         if let Err(error) = &result
             && !error.keeps_record()
-            && let Err(error) = self.roll_back_latest(claim, journal)
+            && let Err(error) = self.roll_back(claim, journal)
         {
             tracing::error!(
                 namespace = %record.namespace, claim = %record.name, uid = %claim,
@@ -199,8 +199,7 @@ impl LocalNode {
     }
 
     /// Unprepares a claim, with nothing but the journal, the file system and, for MIG devices, the
-    /// GPU library. A claim that is not
-    /// prepared is no error.
+    /// GPU library. A claim that is not prepared is no error.
     ///
     /// # Errors
     /// [`UnprepareError`]; doing it again is safe.
@@ -208,33 +207,26 @@ impl LocalNode {
         let mut journal = self.journal.lock()?;
         // First: an attempt that waits would otherwise prepare the claim after this.
         attempts::end(&self.paths, claim, &journal)?;
-        let Some(record) = journal.get(claim).cloned() else { return Ok(()) };
-        self.roll_back(claim, &record, &mut journal)?;
+        if journal.get(claim).is_none() {
+            return Ok(());
+        }
+        self.roll_back(claim, &mut journal)?;
         fault::point("unprepare-forgotten");
         Ok(())
     }
 
-    /// Rolls back a claim by its record in the journal, which has the instances that were created.
-    fn roll_back_latest(
-        &self,
-        claim: &ClaimUid,
-        journal: &mut LockedJournal<'_>,
-    ) -> Result<(), UnprepareError> {
-        let Some(record) = journal.get(claim).cloned() else { return Ok(()) };
-        self.roll_back(claim, &record, journal)
-    }
-
-    /// Undoes all steps of a claim, then removes it from the journal. The one rollback: of
-    /// Unprepare, of a Prepare that failed, and of one whose process died.
+    /// Undoes all steps of a claim in the journal, whose record has the instances that were
+    /// created, then removes it. The one rollback: of Unprepare, of a Prepare that failed, and of
+    /// one whose process died.
     ///
     /// # Errors
     /// [`UnprepareError`]. The claim stays in the journal, so that it is rolled back again.
     pub(super) fn roll_back(
         &self,
         claim: &ClaimUid,
-        record: &ClaimRecord,
         journal: &mut LockedJournal<'_>,
     ) -> Result<(), UnprepareError> {
+        let Some(record) = journal.get(claim) else { return Ok(()) };
         let remaining = journal.journal().mps_gpus(Some(claim));
         self.executor.undo(&undo_steps(claim, record, remaining))?;
         fault::point("unprepare-undone");

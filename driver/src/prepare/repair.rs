@@ -63,7 +63,7 @@ impl LocalNode {
                 RecordState::Started if attempts::is_under_way(&self.paths, &claim) => {
                     repaired.waiting.push(claim);
                 }
-                RecordState::Started => match self.roll_back(&claim, &record, &mut journal) {
+                RecordState::Started => match self.roll_back(&claim, &mut journal) {
                     Ok(()) => repaired.rolled_back.push(claim),
                     Err(error) => tracing::error!(
                         %namespace, claim = %name, uid = %claim, error = %chain(&error),

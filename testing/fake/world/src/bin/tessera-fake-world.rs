@@ -262,11 +262,10 @@ fn apply(world_file: &std::path::Path, change: ConditionChange) -> anyhow::Resul
         ConditionChange::MigCreate { gpu, profile, start } => {
             let uuid = find(&gpu)?;
             let gpu = world.gpu_by_uuid(&uuid).context("a GPU of the world")?;
-            NodeMig::new(&control).change(gpu, |state, table| {
-                let serial = state.create_gpu_instance(table, profile, Some(start))?;
-                let slices = table.profile(profile).map_or(0, |profile| profile.slices);
-                state.create_compute_instance(table, &uuid, serial, slices).map(drop)
-            })?;
+            let mig = NodeMig::new(&control);
+            let table = mig.table(gpu)?;
+            let slices = table.profile(profile).map_or(0, |profile| profile.slices);
+            mig.create(gpu, profile, start, slices)?;
             Ok(())
         }
         ConditionChange::MigDestroy { gpu } => {

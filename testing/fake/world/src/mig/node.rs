@@ -97,6 +97,32 @@ impl<'c> NodeMig<'c> {
         changed.map_err(|_| MigError::NoPermission)?
     }
 
+    /// Creates an instance as an administrator does, with a compute instance if it has slices.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub fn create(self, gpu: &Gpu, profile: u32, start: u32, slices: u32) -> Result<(), MigError> {
+        self.change(gpu, |state, table| {
+            let serial = state.create_gpu_instance(table, profile, Some(start))?;
+            if slices > 0 {
+                state.create_compute_instance(table, &gpu.uuid, serial, slices)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Sets whether a process uses the first MIG device.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change); [`MigError::NotFound`] if there is none.
+    pub fn set_busy(self, gpu: &Gpu, busy: bool) -> Result<(), MigError> {
+        self.change(gpu, |state, _| {
+            let mut devices = state.gpu_instances.iter_mut().flat_map(|gpu| &mut gpu.compute);
+            devices.next().ok_or(MigError::NotFound)?.busy = busy;
+            Ok(())
+        })
+    }
+
     /// Reboots the node: all instances are lost, MIG mode stays.
     ///
     /// # Errors
