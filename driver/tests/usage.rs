@@ -323,6 +323,26 @@ async fn a_process_on_a_gpu_without_shares_is_reported() {
 }
 
 #[tokio::test]
+async fn processes_on_gpus_in_mig_mode_are_not_audited() {
+    let node = Node::with_gpus(3);
+    node.gpus.enable_mig(1);
+    let driver = with_share(&node).await;
+    show(&node, 101, &of_pod());
+    show(&node, 102, &of_pod());
+    node.gpus.hold(1, &[holds(101, 65)]);
+    // It shows that two rounds are over.
+    node.gpus.hold(2, &[holds(102, 66)]);
+    let metric = "tessera_gpu_unaccounted_memory_bytes";
+    while value(&driver, metric).is_empty() {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(value(&driver, metric), [(66 * MIB).to_string()]);
+    assert_eq!(value(&driver, "tessera_gpu_audited"), ["1", "1"], "the share's GPU and the third");
+    driver.stop().await;
+}
+
+#[tokio::test]
 async fn memory_within_the_limit_is_not_reported() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;

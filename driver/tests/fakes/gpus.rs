@@ -7,7 +7,9 @@ use std::{
 };
 
 use tessera_api::{
-    gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Unpublished, UnpublishedReason},
+    gpu::{
+        ComputeCapability, CudaVersion, Gpu, Health, Inventory, Mig, Unpublished, UnpublishedReason,
+    },
     names::GpuUuid,
 };
 use tessera_gpu::{
@@ -92,6 +94,15 @@ impl FakeGpus {
             };
             state.inventory = Some(Inventory::new(left, inventory.links, vec![lost]));
             state.events.push_back(HealthEvent { gpu: uuid(number), kind: HealthEventKind::Lost });
+        });
+    }
+
+    /// Puts a GPU into MIG mode, in a library that leaves MIG alone.
+    pub fn enable_mig(&self, number: u32) {
+        self.change(|state| {
+            let inventory = state.inventory.as_mut().expect("a library");
+            let gpu = inventory.gpus.iter_mut().find(|gpu| gpu.uuid == uuid(number));
+            gpu.expect("a GPU").mig = Some(Mig { profiles: vec![], instances: vec![] });
         });
     }
 
