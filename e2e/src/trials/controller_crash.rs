@@ -77,13 +77,25 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
         full.refill(test_bed).await?;
     }
     full.delete(test_bed).await?;
+    // On 1.36 no GPU can be drained.
+    if test_bed.has_taint_rules().await? {
+        moves_despite_crashes(test_bed, &mut controller).await?;
+    }
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// The controller is killed while it allocates for pods that a drain and a defragmentation have
+/// moved.
+async fn moves_despite_crashes(
+    test_bed: &TestBed,
+    controller: &mut Controller<'_>,
+) -> anyhow::Result<()> {
     for point in ["allocation-decided", "allocation-written"] {
-        drains_despite_crash(test_bed, &mut controller, point).await?;
+        drains_despite_crash(test_bed, controller, point).await?;
     }
     let point = "allocation-written";
     defragmentation::defragment(test_bed, async || controller.arm(point).await).await?;
-    controller.wait_killed(point).await?;
-    Ok(Outcome::Passed(vec![]))
+    controller.wait_killed(point).await
 }
 
 /// The controller is killed while it allocates for a pod: the next instance allocates the pod's

@@ -192,12 +192,18 @@ impl TestBed {
 
     /// Returns the DeviceTaintRules, or a reason to skip the trial.
     pub(super) async fn taint_rules(&self) -> anyhow::Result<Api<DeviceTaintRule>> {
+        if !self.has_taint_rules().await? {
+            return Err(Skip("the cluster has no DeviceTaintRules".into()).into());
+        }
+        Ok(Api::all(self.client.clone()))
+    }
+
+    /// Returns true if the cluster has DeviceTaintRules, which Kubernetes 1.36 does not have.
+    pub(super) async fn has_taint_rules(&self) -> anyhow::Result<bool> {
         let rules: Api<DeviceTaintRule> = Api::all(self.client.clone());
         match rules.list(&ListParams::default()).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => {
-                Err(Skip("the cluster has no DeviceTaintRules".into()).into())
-            }
-            listed => Ok(listed.map(|_| rules)?),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+            listed => Ok(listed.map(|_| true)?),
         }
     }
 
