@@ -7,6 +7,7 @@ use futures::try_join;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
@@ -113,7 +114,7 @@ pub enum ClusterError {
 /// Resources that the plugin lists, for the error about a missing permission.
 const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses, and if permitted \
                       devicetaintrules, resourceclaimtemplates, gpuquotas, gpudefaults, \
-                      podgroups and leases";
+                      priorityclasses, podgroups and leases";
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -191,6 +192,7 @@ impl Cluster {
             templates,
             quotas,
             defaults,
+            priority_classes,
             pod_groups,
             volcano_pod_groups,
             leases,
@@ -203,6 +205,7 @@ impl Cluster {
             self.list_optional(all(), |template| Some(snapshot::trimmed_template(template))),
             self.list_optional(all(), |quota| Some(snapshot::trimmed_quota(quota))),
             self.list_optional(all(), |object| Some(snapshot::trimmed_defaults(object))),
+            self.list_optional(all(), |class| Some(snapshot::trimmed_priority_class(class))),
             self.list_optional(all(), |group| Some(snapshot::trimmed_pod_group(group))),
             self.list_optional(all(), |group| Some(snapshot::trimmed_volcano_pod_group(group))),
             self.list_optional(leases, |lease| Some(snapshot::trimmed_lease(lease))),
@@ -224,6 +227,7 @@ impl Cluster {
             resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
             gpu_quotas: optional.record::<GpuQuota>(quotas),
             gpu_defaults: optional.record::<GpuDefaults>(defaults),
+            priority_classes: optional.record_if_served::<PriorityClass>(priority_classes),
             pod_groups: optional.record_if_served::<PodGroup>(pod_groups),
             volcano_pod_groups: optional.record_if_served::<VolcanoPodGroup>(volcano_pod_groups),
             leases: optional.record::<Lease>(leases),

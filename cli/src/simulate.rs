@@ -6,6 +6,7 @@
 
 mod expand;
 mod manifest;
+mod priority;
 mod render;
 
 pub use manifest::ManifestError;

@@ -10,8 +10,8 @@ mod trim;
 pub use file::{FileError, VERSION};
 pub use trim::{
     trimmed_claim, trimmed_class, trimmed_defaults, trimmed_lease, trimmed_node, trimmed_pod,
-    trimmed_pod_group, trimmed_quota, trimmed_rule, trimmed_slice, trimmed_template,
-    trimmed_volcano_pod_group,
+    trimmed_pod_group, trimmed_priority_class, trimmed_quota, trimmed_rule, trimmed_slice,
+    trimmed_template, trimmed_volcano_pod_group,
 };
 
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,9 @@ pub struct Snapshot {
     pub gpu_quotas: Vec<GpuQuota>,
     /// GpuDefaults of namespaces.
     pub gpu_defaults: Vec<GpuDefaults>,
+    /// PriorityClasses; none if they were not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_classes: Option<Vec<PriorityClass>>,
     /// PodGroups of Kubernetes; none if the API server does not serve them or they were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_groups: Option<Vec<PodGroup>>,

@@ -3,8 +3,9 @@
 
 mod fixture;
 
-use fixture::{Fixture, device, golden, share};
-use serde_json::json;
+use fixture::{Fixture, device, golden, read, share};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use serde_json::{Value, json};
 use tessera_api::names::Namespace;
 use tessera_cli::args::PolicyName;
 use tessera_cli::convert::{Conversions, ManifestFile};
@@ -365,6 +366,62 @@ fn pods_without_or_against_preemption_evict_none() {
     assert_eq!(never.pods[0].preemption, None);
     let fits = with_preemption(&Fixture::new(), &trainer_with("priority: 100"));
     assert_eq!((fits.pods[0].result, &fits.pods[0].preemption), (SimulatedOutcome::Fits, &None));
+}
+
+/// Returns a PriorityClass with these fields.
+fn priority_class(name: &str, mut fields: Value) -> PriorityClass {
+    fields["metadata"] = json!({"name": name});
+    read(fields)
+}
+
+#[test]
+fn priority_and_policy_come_from_the_priority_class() {
+    let mut fixture = full([300, 300, 20, 10]);
+    fixture.snapshot.priority_classes = Some(vec![
+        priority_class("urgent", json!({"value": 100})),
+        priority_class("patient", json!({"value": 100, "preemptionPolicy": "Never"})),
+    ]);
+    let victims = |fixture: &Fixture, line: &str| {
+        let result = with_preemption(fixture, &trainer_with(line));
+        assert_eq!(result.notes, [""; 0], "{line}");
+        let preemption = result.pods[0].preemption.as_ref();
+        preemption.map_or(0, |preemption| preemption.victims.len())
+    };
+    assert_eq!(victims(&fixture, "priorityClassName: urgent"), 1);
+    assert_eq!(victims(&fixture, "priorityClassName: patient"), 0);
+    let own_policy = "priorityClassName: patient\n  preemptionPolicy: PreemptLowerPriority";
+    assert_eq!(victims(&fixture, own_policy), 1);
+    assert_eq!(victims(&fixture, "priorityClassName: system-node-critical"), 1);
+    assert_eq!(victims(&fixture, "priority: 5"), 0);
+
+    // Without a class, the default one with the lowest value is the pod's.
+    assert_eq!(victims(&fixture, "restartPolicy: Never"), 0);
+    let classes = fixture.snapshot.priority_classes.as_mut().unwrap();
+    classes.push(priority_class("high", json!({"value": 500, "globalDefault": true})));
+    assert_eq!(victims(&fixture, "restartPolicy: Never"), 1);
+    let classes = fixture.snapshot.priority_classes.as_mut().unwrap();
+    classes.push(priority_class("low", json!({"value": 5, "globalDefault": true})));
+    assert_eq!(victims(&fixture, "restartPolicy: Never"), 0);
+}
+
+#[test]
+fn pod_of_a_missing_priority_class_is_skipped() {
+    let mut fixture = full([300, 300, 20, 10]);
+    fixture.snapshot.priority_classes = Some(vec![priority_class("urgent", json!({"value": 100}))]);
+    let gold = trainer_with("priorityClassName: gold");
+    let result = with_preemption(&fixture, &gold);
+    assert_eq!(outcomes(&result), []);
+    assert_eq!(
+        result.notes,
+        [
+            "Pod team-a/trainer is skipped: the API server refuses it, since PriorityClass gold does not \
+          exist (list them with `kubectl get priorityclasses`)"
+        ]
+    );
+    // A class of the manifests is created before.
+    let class = "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, value: 100, metadata: {name: gold}}";
+    let result = with_preemption(&fixture, &format!("{class}\n---\n{gold}"));
+    assert_eq!(result.pods[0].preemption.as_ref().unwrap().victims.len(), 1);
 }
 
 /// A Job whose pods each ask for most of a GPU.

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tessera_api::names::{Namespace, PodName};
 
 use super::manifest::{Manifests, Object, Workload};
+use super::priority::{self, PriorityError};
 use crate::snapshot::{self, Snapshot};
 
 /// The pods that were added to the snapshot.
@@ -52,6 +53,10 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
                 replace(&mut snapshot.gpu_defaults, snapshot::trimmed_defaults(*object), |o| {
                     &o.metadata
                 });
+            }
+            Object::PriorityClass(object) => {
+                let known = snapshot.priority_classes.get_or_insert_default();
+                replace(known, snapshot::trimmed_priority_class(*object), |o| &o.metadata);
             }
             Object::Quota(object) => {
                 replace(&mut snapshot.gpu_quotas, snapshot::trimmed_quota(*object), |o| {
@@ -165,6 +170,22 @@ impl AddedPods<'_> {
         };
         let exists = self.snapshot.pods.iter().any(is_it)
             || self.pods.iter().any(|(n, p, _)| (n, p) == (&in_namespace, &called));
+        let mut spec = pod.spec.unwrap_or_default();
+        if !exists {
+            let resolved = priority::resolve(&mut spec, self.snapshot.priority_classes.as_deref());
+            match resolved {
+                Ok(()) => {}
+                Err(error @ PriorityError::NotRead(_)) => {
+                    self.notes.push(format!("Pod {name}: {error}"));
+                }
+                Err(error @ PriorityError::Missing(_)) => {
+                    self.notes.push(format!(
+                        "Pod {namespace}/{name} is skipped: the API server refuses it, since {error}"
+                    ));
+                    return;
+                }
+            }
+        }
         self.pods.push((in_namespace, called, exists));
         if exists {
             return;
@@ -173,8 +194,6 @@ impl AddedPods<'_> {
         // kubectl creates them in this order: age decides among equals.
         self.created =
             self.created.checked_add(SignedDuration::from_secs(1)).unwrap_or(self.created);
-        let mut spec = pod.spec.unwrap_or_default();
-        self.resolve_priority(&mut spec, &name);
         default_requests(&mut spec);
         let statuses = self.claims_from_templates(&spec, &namespace, &name, &uid);
         let pod = Pod {
@@ -193,25 +212,6 @@ impl AddedPods<'_> {
             }),
         };
         self.snapshot.pods.extend(snapshot::trimmed_pod(pod));
-    }
-
-    /// Resolves the priority class, as admission does. Only the two built-in classes are known.
-    fn resolve_priority(&mut self, spec: &mut PodSpec, pod: &str) {
-        if spec.priority.is_some() {
-            return;
-        }
-        spec.priority = match spec.priority_class_name.as_deref() {
-            None => None,
-            Some("system-cluster-critical") => Some(2_000_000_000),
-            Some("system-node-critical") => Some(2_000_001_000),
-            Some(class) => {
-                let note = format!(
-                    "Pod {pod}: PriorityClass {class} is ignored; set spec.priority to simulate it"
-                );
-                self.notes.push(note);
-                None
-            }
-        };
     }
 
     /// Generates the pod's claims, as kube-controller-manager does. A missing template generates

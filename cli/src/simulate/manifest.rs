@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodTemplateSpec};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::scheduling::v1beta1::PodGroup;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -28,6 +29,7 @@ pub(super) enum Object {
     Slice(Box<ResourceSlice>),
     TaintRule(Box<DeviceTaintRule>),
     Quota(Box<GpuQuota>),
+    PriorityClass(Box<PriorityClass>),
     PodGroup(Box<PodGroup>),
     VolcanoPodGroup(Box<VolcanoPodGroup>),
     Defaults(Box<GpuDefaults>),
@@ -198,6 +200,7 @@ impl Reader<'_> {
                 set_namespace(&mut group.metadata);
                 Object::VolcanoPodGroup(Box::new(group))
             }
+            "PriorityClass" => Object::PriorityClass(Box::new(self.typed("scheduling.k8s.io/v1")?)),
             "Node" => Object::Node(Box::new(self.typed("v1")?)),
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {
                 let mut workload = self.workload()?;

@@ -14,6 +14,7 @@ use k8s_openapi::api::resource::v1::{
     DeviceClassSpec, DeviceTaintRule, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
     ResourceClaimStatus, ResourceClaimTemplate, ResourceClaimTemplateSpec, ResourceSlice,
 };
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::scheduling::v1beta1::{PodGroup, PodGroupSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::defaults::GpuDefaults;
@@ -275,6 +276,12 @@ pub fn trimmed_quota(quota: GpuQuota) -> GpuQuota {
 #[must_use]
 pub fn trimmed_defaults(defaults: GpuDefaults) -> GpuDefaults {
     GpuDefaults { metadata: metadata(defaults.metadata), spec: defaults.spec }
+}
+
+/// Keeps all of a PriorityClass but its description.
+#[must_use]
+pub fn trimmed_priority_class(class: PriorityClass) -> PriorityClass {
+    PriorityClass { metadata: metadata(class.metadata), description: None, ..class }
 }
 
 /// Keeps policy and topology of a PodGroup.

@@ -42,8 +42,10 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"e2e.tessera.dev/pod": guarded}}},
     });
     budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    let urgent = full.important("urgent", "large");
+    check_simulated(test_bed, &urgent, 1).await?;
     let started = tokio::time::Instant::now();
-    test_bed.create(full.important("urgent", "large")).await?;
+    test_bed.create(urgent).await?;
     // It would fit as soon as a victim has ended.
     test_bed.create(ends_slowly(full.unimportant("late"))).await?;
     test_bed.wait_running("urgent").await?;
@@ -63,6 +65,19 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
     evict_sharers(test_bed, &full).await?;
     full.delete(test_bed).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// Checks for how many victims the plugin makes room for a pod: it knows value and policy of the
+/// pod's class.
+async fn check_simulated(test_bed: &TestBed, pod: &Value, victims: usize) -> anyhow::Result<()> {
+    let mut pod = pod.clone();
+    pod["apiVersion"] = json!("v1");
+    pod["kind"] = json!("Pod");
+    let command = ["simulate", "--preempt", "-f", "-", "-n", test_bed.namespace()];
+    let result = test_bed.plugin()?.call(&command, &pod.to_string()).await?.result;
+    let found = result["pods"][0]["preemption"]["victims"].as_array().map_or(0, Vec::len);
+    anyhow::ensure!(found == victims, "{found} instead of {victims} victims: {result}");
+    Ok(())
 }
 
 /// The pod that another is evicted for is deleted while its victim ends: the capacity is free for
@@ -100,6 +115,7 @@ async fn evict_sharers(test_bed: &TestBed, full: &FullNode) -> anyhow::Result<()
         sharers.push(test_bed.wait_running(name).await?);
     }
     let patient = of_class(on_node(from_template("patient", "large"), &full.node), PATIENT);
+    check_simulated(test_bed, &patient, 0).await?;
     test_bed.create(patient).await?;
     let reason = events::INSUFFICIENT_DEVICES.name();
     placement::wait_event_reason(test_bed, "patient", reason).await?;
