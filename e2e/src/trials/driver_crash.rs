@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
 use super::resize;
-use super::test_bed::{A100, TIMEOUT, TestBed, wait_deleted};
+use super::test_bed::{A100, H100, TIMEOUT, TestBed, wait_deleted};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 
@@ -23,29 +23,22 @@ struct DriverNode<'a> {
     drivers: &'a DriverInstances,
     node: String,
     driver: String,
+    /// Name of the template for shares of its GPUs.
+    template: &'a str,
 }
 
-/// Kills the driver at each of its fault points in turn.
+/// Kills the driver at each of its fault points in turn: at every second one on one node, at the
+/// others on another node at the same time.
 pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
     let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
-        let node = DriverNode::new(&test_bed, &drivers).await?;
-        let bystander = node.create_running_pod("bystander").await?;
-        let files = node.files_of(&bystander).await?;
-        for point in drivers.fault_points(&node.driver).await?.into_keys() {
-            let outcome = match point.split('-').next() {
-                Some("prepare") => node.killed_in_prepare(&point).await,
-                Some("resize") => node.killed_in_resize(&point).await,
-                _ => node.killed_in_unprepare(&point).await,
-            };
-            outcome.map_err(|error| error.context(format!("driver killed at {point}")))?;
-        }
-        test_bed.check_undisturbed(&bystander).await?;
-        anyhow::ensure!(
-            node.files_of(&bystander).await? == files,
-            "files of running pod `bystander` were replaced"
-        );
-        test_bed.delete(&["bystander"]).await
+        let a100 = DriverNode::new(&test_bed, &drivers, "a100", A100).await?;
+        let h100 = DriverNode::new(&test_bed, &drivers, "h100", H100).await?;
+        let points: Vec<String> = drivers.fault_points(&a100.driver).await?.into_keys().collect();
+        tokio::try_join!(
+            a100.killed_at(points.iter().step_by(2)),
+            h100.killed_at(points.iter().skip(1).step_by(2)),
+        )
     };
     drivers.with_fault_points(run).await?;
     Ok(Outcome::Passed(vec![]))
@@ -55,7 +48,7 @@ pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
 pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcome {
     let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
-        let node = DriverNode::new(&test_bed, &drivers).await?;
+        let node = DriverNode::new(&test_bed, &drivers, "a100", A100).await?;
         // A Prepare held before its first step does not block Unprepare.
         node.hold("before", "prepare-claim-read").await?;
         test_bed.delete(&["before"]).await?;
@@ -74,16 +67,49 @@ pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcom
 }
 
 impl<'a> DriverNode<'a> {
-    async fn new(test_bed: &'a TestBed, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
-        let node = test_bed.node_with("a100", 4).await?;
-        test_bed.create_template("share", A100, json!({"memory": "1Gi", "cores": "1"})).await?;
+    /// Returns a node with GPUs of a product, and creates a template for shares of them.
+    async fn new(
+        test_bed: &'a TestBed,
+        drivers: &'a DriverInstances,
+        product: &'a str,
+        class: &str,
+    ) -> anyhow::Result<Self> {
+        let node = test_bed.node_with(product, 4).await?;
+        test_bed.create_template(product, class, json!({"memory": "1Gi", "cores": "1"})).await?;
         let driver = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
-        Ok(Self { test_bed, drivers, node, driver })
+        Ok(Self { test_bed, drivers, node, driver, template: product })
+    }
+
+    /// Kills the driver at each of these points. A running pod stays undisturbed.
+    async fn killed_at(&self, points: impl Iterator<Item = &String>) -> anyhow::Result<()> {
+        let name = format!("bystander-{}", self.template);
+        let bystander = self.create_running_pod(&name).await?;
+        let files = self.files_of(&bystander).await?;
+        for point in points {
+            let outcome = match point.split('-').next() {
+                Some("prepare") => self.killed_in_prepare(point).await,
+                Some("resize") => self.killed_in_resize(point).await,
+                _ => self.killed_in_unprepare(point).await,
+            };
+            outcome.map_err(|error| {
+                error.context(format!("driver of {} killed at {point}", self.node))
+            })?;
+        }
+        self.test_bed.check_undisturbed(&bystander).await?;
+        anyhow::ensure!(
+            self.files_of(&bystander).await? == files,
+            "files of running pod `{name}` were replaced"
+        );
+        self.test_bed.delete(&[&name]).await
     }
 
     async fn create_running_pod(&self, name: &str) -> anyhow::Result<Pod> {
-        self.test_bed.create_holder(name, "share").await?;
+        self.create_pod(name).await?;
         self.test_bed.wait_running(name).await
+    }
+
+    async fn create_pod(&self, name: &str) -> anyhow::Result<()> {
+        self.test_bed.create_holder(name, self.template).await
     }
 
     /// Arms the fault point, runs `act`, and waits until the driver was killed and is ready again.
@@ -99,8 +125,7 @@ impl<'a> DriverNode<'a> {
     }
 
     async fn killed_in_prepare(&self, point: &str) -> anyhow::Result<()> {
-        self.killed_during(point, async || self.test_bed.create_holder(point, "share").await)
-            .await?;
+        self.killed_during(point, async || self.create_pod(point).await).await?;
         self.trigger_sync(point).await?;
         let pod = self.test_bed.wait_running(point).await?;
         let files = self.files_of(&pod).await?;
@@ -138,7 +163,7 @@ impl<'a> DriverNode<'a> {
     /// Creates a pod and waits until its Prepare is held at that point.
     async fn hold(&self, pod: &str, point: &str) -> anyhow::Result<()> {
         self.drivers.arm(&self.driver, point, "hold").await?;
-        self.test_bed.create_holder(pod, "share").await?;
+        self.create_pod(pod).await?;
         self.drivers.wait_held(&self.driver, point).await
     }
 
