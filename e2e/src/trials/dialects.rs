@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::controller_deployment::ControllerDeployment;
-use super::dialect_pods::{dialect_manifest, dialect_pods};
+use super::dialect_pods::{DialectPod, dialect_manifest, dialect_pods};
 use super::test_bed::{TestBed, phase, wait_selected};
 use crate::harness::TrialOutcome;
 use crate::runner::{Figure, Outcome};
@@ -33,15 +33,7 @@ const NOTICE: Duration = Duration::from_secs(120);
 
 /// Pods of each dialect, controllers of pods, and refusals.
 pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
-    for pod in dialect_pods() {
-        let context = || format!("dialect {}", pod.dialect);
-        select(&test_bed, pod.dialect).await.with_context(context)?;
-        let name = format!("pod-{}", pod.dialect);
-        test_bed.create(pod.manifest(&name)?).await.with_context(context)?;
-        let running = test_bed.wait_running(&name).await.with_context(context)?;
-        pod.check_share(&test_bed, &running).await.with_context(context)?;
-        test_bed.delete(&[name]).await?;
-    }
+    run_each(&test_bed).await?;
     read_old_environment(&test_bed).await?;
     select(&test_bed, "hami").await?;
     run_containers(&test_bed).await?;
@@ -51,6 +43,23 @@ pub(super) async fn run_unchanged(test_bed: TestBed) -> TrialOutcome {
     refuse_configs(&test_bed).await?;
     leave_alone(&test_bed).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// A pod of each dialect runs with its share, all at the same time.
+async fn run_each(test_bed: &TestBed) -> anyhow::Result<()> {
+    let name = |pod: &DialectPod| format!("pod-{}", pod.dialect);
+    let pods = dialect_pods();
+    for pod in &pods {
+        let context = || format!("dialect {}", pod.dialect);
+        select(test_bed, pod.dialect).await.with_context(context)?;
+        test_bed.create(pod.manifest(&name(pod))?).await.with_context(context)?;
+    }
+    for pod in &pods {
+        let context = || format!("dialect {}", pod.dialect);
+        let running = test_bed.wait_running(&name(pod)).await.with_context(context)?;
+        pod.check_share(test_bed, &running).await.with_context(context)?;
+    }
+    test_bed.delete(&pods.iter().map(name).collect::<Vec<_>>()).await
 }
 
 /// The webhook is killed amid creations, and absent.

@@ -36,6 +36,8 @@ async fn lose_node(test_bed: &TestBed) -> TrialOutcome {
     test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;
     for name in &lost {
         test_bed.create(on_node(from_template(name, "large"), &node)).await?;
+    }
+    for name in &lost {
         test_bed.wait_running(name).await?;
     }
     operations.run(&["stop", &node, "kubelet"]).await?;
