@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context as _;
+use kube::config::Kubeconfig;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
@@ -35,6 +36,21 @@ impl Plugin {
             test.ancestors().nth(2).context("test program is not in target/PROFILE/deps")?;
         let program = directory.join("kubectl-tessera");
         Ok(program.is_file().then(|| Self { program, kubeconfig: kubeconfig.to_owned() }))
+    }
+
+    /// Returns the plugin of a user that this plugin's user may impersonate. Its kubeconfig is
+    /// written to `directory`.
+    ///
+    /// # Errors
+    /// Returns an error if a kubeconfig cannot be read or written.
+    pub fn as_user(&self, user: &str, directory: &Path) -> anyhow::Result<Self> {
+        let mut config = Kubeconfig::read_from(&self.kubeconfig)?;
+        for named in &mut config.auth_infos {
+            named.auth_info.get_or_insert_default().impersonate = Some(user.to_owned());
+        }
+        let kubeconfig = directory.join(user);
+        std::fs::write(&kubeconfig, serde_json::to_vec(&config)?)?;
+        Ok(Self { program: self.program.clone(), kubeconfig })
     }
 
     /// Runs the plugin with these arguments and `input`, and parses its JSON output.

@@ -259,6 +259,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("driver-killed", driver_crash::killed),
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
+        trial!("plugin-roles", plugin::read_by_roles),
         trial!("fence-rule", fence::check_rule),
         trial!("no-execute", no_execute::evicts_by_toleration),
         trial!("mig", mig::serves_mig_devices),

@@ -1,12 +1,17 @@
-//! Trial of `kubectl tessera`. Its simulation predicts the controller's allocations, and its
-//! explanations equal the controller's events.
+//! Trials of `kubectl tessera`. Its simulation predicts the controller's allocations, its
+//! explanations equal the controller's events, and the ClusterRoles for its users are enough.
+
+use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tessera_api::config::{API_VERSION, KIND};
+use tokio::time::{sleep, timeout};
 
 use super::placement::{wait_allocated, wait_event_reason};
 use super::test_bed::{TestBed, from_template};
@@ -14,6 +19,10 @@ use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, DRIVER_LABEL};
 use crate::plugin::{Plugin, PluginOutput};
 use crate::runner::Outcome;
+
+/// Time limit for a binding to be in force, and the pause between checks.
+const IN_FORCE: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 2).await?;
@@ -37,6 +46,51 @@ pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
     check_explanation(&test_bed, &plugin).await?;
     check_diagnosis(&test_bed, &plugin).await?;
     Ok(Outcome::Passed(vec![]))
+}
+
+/// Each ClusterRole for users of the plugin permits to read all that the plugin reads.
+pub(super) async fn read_by_roles(test_bed: TestBed) -> TrialOutcome {
+    let bindings: Api<ClusterRoleBinding> = Api::all(test_bed.client.clone());
+    for role in ["tessera-viewer", "tessera-operator"] {
+        let user = format!("e2e-{role}");
+        let binding = json!({
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+        });
+        // Left by an interrupted run.
+        let _ = bindings.delete(&user, &DeleteParams::default()).await;
+        bindings.create(&PostParams::default(), &serde_json::from_value(binding)?).await?;
+        let outcome = wait_readable(test_bed.plugin()?, &user).await;
+        bindings.delete(&user, &DeleteParams::default()).await?;
+        outcome?;
+    }
+    Ok(Outcome::Passed(vec![]))
+}
+
+/// Waits until the user may read all: a binding is in force after a moment.
+async fn wait_readable(plugin: &Plugin, user: &str) -> anyhow::Result<()> {
+    let directory = TempDir::new()?;
+    let plugin = plugin.as_user(user, directory.path())?;
+    let mut last = String::new();
+    let check = async {
+        loop {
+            match plugin.text(&["snapshot"], "").await {
+                Ok(snapshot) => {
+                    let snapshot: Value = serde_json::from_str(&snapshot)?;
+                    let not_read = snapshot["notRead"].as_array().context("no `notRead`")?;
+                    if not_read.iter().all(|kind| kind["because"] != "not permitted") {
+                        return Ok(());
+                    }
+                    last = json!(not_read).to_string();
+                }
+                Err(error) => last = format!("{error:#}"),
+            }
+            sleep(CHECK_INTERVAL).await;
+        }
+    };
+    let result: Result<anyhow::Result<()>, _> = timeout(IN_FORCE, check).await;
+    result.unwrap_or_else(|_| Err(anyhow::anyhow!("{user} may not read all: {last}")))
 }
 
 /// Checks that the diagnosis of a cluster that works has no errors, and names a pod of an extended
