@@ -170,26 +170,24 @@ impl AddedPods<'_> {
         };
         let exists = self.snapshot.pods.iter().any(is_it)
             || self.pods.iter().any(|(n, p, _)| (n, p) == (&in_namespace, &called));
-        let mut spec = pod.spec.unwrap_or_default();
-        if !exists {
-            let resolved = priority::resolve(&mut spec, self.snapshot.priority_classes.as_deref());
-            match resolved {
-                Ok(()) => {}
-                Err(error @ PriorityError::NotRead(_)) => {
-                    self.notes.push(format!("Pod {name}: {error}"));
-                }
-                Err(error @ PriorityError::Missing(_)) => {
-                    self.notes.push(format!(
-                        "Pod {namespace}/{name} is skipped: the API server refuses it, since {error}"
-                    ));
-                    return;
-                }
-            }
-        }
-        self.pods.push((in_namespace, called, exists));
         if exists {
+            self.pods.push((in_namespace, called, true));
             return;
         }
+        let mut spec = pod.spec.unwrap_or_default();
+        match priority::resolve(&mut spec, self.snapshot.priority_classes.as_deref()) {
+            Ok(()) => {}
+            Err(error @ PriorityError::NotRead(_)) => {
+                self.notes.push(format!("Pod {name}: {error}"));
+            }
+            Err(error @ PriorityError::Missing(_)) => {
+                self.notes.push(format!(
+                    "Pod {namespace}/{name} is skipped: the API server refuses it, since {error}"
+                ));
+                return;
+            }
+        }
+        self.pods.push((in_namespace, called, false));
         let uid = format!("simulated-pod-{}", self.snapshot.pods.len());
         // kubectl creates them in this order: age decides among equals.
         self.created =
