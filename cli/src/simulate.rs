@@ -112,7 +112,7 @@ pub fn simulate(
     let before = snapshot.indexed();
     let pending_before = before.index.work().pending.len();
     let mut snapshot = snapshot.clone();
-    let expanded = expand::into_snapshot(&mut snapshot, added);
+    let expanded = expand::into_snapshot(&mut snapshot, added)?;
     let indexed = snapshot.indexed();
     let mut notes = expanded.notes;
     notes.extend(indexed.refused.iter().cloned());

@@ -405,18 +405,14 @@ fn priority_and_policy_come_from_the_priority_class() {
 }
 
 #[test]
-fn pod_of_a_missing_priority_class_is_skipped() {
+fn pod_of_a_missing_priority_class_is_refused() {
     let mut fixture = full([300, 300, 20, 10]);
     fixture.snapshot.priority_classes = Some(vec![priority_class("urgent", json!({"value": 100}))]);
     let gold = trainer_with("priorityClassName: gold");
-    let result = with_preemption(&fixture, &gold);
-    assert_eq!(outcomes(&result), []);
     assert_eq!(
-        result.notes,
-        [
-            "Pod team-a/trainer is skipped: the API server refuses it, since PriorityClass gold does not \
-          exist (list them with `kubectl get priorityclasses`)"
-        ]
+        try_with(&fixture, &gold, None).unwrap_err().to_string(),
+        "Pod `trainer` has the priorityClassName `gold`, and no such PriorityClass exists (list \
+         them with `kubectl get priorityclasses`, or add the class to the files)"
     );
     // A class of the manifests is created before.
     let class = "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, value: 100, metadata: {name: gold}}";

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tessera_api::names::{Namespace, PodName};
 
-use super::manifest::{Manifests, Object, Workload};
+use super::manifest::{ManifestError, Manifests, Object, Workload};
 use super::priority::{self, PriorityError};
 use crate::snapshot::{self, Snapshot};
 
@@ -21,7 +21,13 @@ pub(super) struct Expanded {
 
 /// Adds the objects to the snapshot. Classes, templates, nodes, slices, quotas and taint rules
 /// replace those of the same name; existing claims and pods are kept.
-pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Expanded {
+///
+/// # Errors
+/// [`ManifestError::PriorityClass`].
+pub(super) fn into_snapshot(
+    snapshot: &mut Snapshot,
+    manifests: Manifests,
+) -> Result<Expanded, ManifestError> {
     let mut pods = Vec::new();
     let mut notes = manifests.notes;
     for object in manifests.objects {
@@ -79,8 +85,8 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
         }
     }
     let mut added = AddedPods { created: newest(snapshot), snapshot, notes, pods: Vec::new() };
-    pods.into_iter().for_each(|pod| added.add(pod));
-    Expanded { pods: added.pods, notes: added.notes }
+    pods.into_iter().try_for_each(|pod| added.add(pod))?;
+    Ok(Expanded { pods: added.pods, notes: added.notes })
 }
 
 /// Returns the pods of a workload, with its name and a number.
@@ -154,7 +160,11 @@ struct AddedPods<'s> {
 }
 
 impl AddedPods<'_> {
-    fn add(&mut self, pod: Pod) {
+    /// Adds a pod, and its claims.
+    ///
+    /// # Errors
+    /// [`ManifestError::PriorityClass`].
+    fn add(&mut self, pod: Pod) -> Result<(), ManifestError> {
         let (namespace, name) =
             (pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default());
         let (Ok(in_namespace), Ok(called)) = (Namespace::new(&namespace), PodName::new(&name))
@@ -162,7 +172,7 @@ impl AddedPods<'_> {
             self.notes.push(format!(
                 "Pod {namespace}/{name} is skipped: the API server refuses its name"
             ));
-            return;
+            return Ok(());
         };
         let is_it = |known: &Pod| {
             known.metadata.namespace.as_ref() == Some(&namespace)
@@ -172,19 +182,16 @@ impl AddedPods<'_> {
             || self.pods.iter().any(|(n, p, _)| (n, p) == (&in_namespace, &called));
         if exists {
             self.pods.push((in_namespace, called, true));
-            return;
+            return Ok(());
         }
         let mut spec = pod.spec.unwrap_or_default();
         match priority::resolve(&mut spec, self.snapshot.priority_classes.as_deref()) {
             Ok(()) => {}
-            Err(error @ PriorityError::NotRead(_)) => {
-                self.notes.push(format!("Pod {name}: {error}"));
-            }
-            Err(error @ PriorityError::Missing(_)) => {
-                self.notes.push(format!(
-                    "Pod {namespace}/{name} is skipped: the API server refuses it, since {error}"
-                ));
-                return;
+            Err(PriorityError::NotRead(class)) => self.notes.push(format!(
+                "Pod {name}: PriorityClass {class} is ignored; set spec.priority to simulate it"
+            )),
+            Err(PriorityError::Missing(class)) => {
+                return Err(ManifestError::PriorityClass { pod: name, class });
             }
         }
         self.pods.push((in_namespace, called, false));
@@ -210,6 +217,7 @@ impl AddedPods<'_> {
             }),
         };
         self.snapshot.pods.extend(snapshot::trimmed_pod(pod));
+        Ok(())
     }
 
     /// Generates the pod's claims, as kube-controller-manager does. A missing template generates

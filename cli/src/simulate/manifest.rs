@@ -96,6 +96,17 @@ pub enum ManifestError {
         /// The cause.
         source: NameError,
     },
+    /// The API server refuses a pod without its PriorityClass.
+    #[error(
+        "Pod `{pod}` has the priorityClassName `{class}`, and no such PriorityClass exists (list \
+         them with `kubectl get priorityclasses`, or add the class to the files)"
+    )]
+    PriorityClass {
+        /// Name of the pod.
+        pod: String,
+        /// Name of the class.
+        class: String,
+    },
     /// No object creates pods.
     #[error("nothing to simulate: found no Pod, Deployment, StatefulSet, ReplicaSet or Job")]
     NoPods,

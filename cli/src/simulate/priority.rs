@@ -3,14 +3,12 @@
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 
-/// Error returned when the class of a pod does not give its priority.
-#[derive(Debug, thiserror::Error)]
+/// Error returned when the class of a pod does not give its priority, with the name of the class.
+#[derive(Debug)]
 pub(super) enum PriorityError {
     /// The API server refuses the pod.
-    #[error("PriorityClass {0} does not exist (list them with `kubectl get priorityclasses`)")]
     Missing(String),
     /// The PriorityClasses are not known. The pod has priority 0.
-    #[error("PriorityClass {0} is ignored; set spec.priority to simulate it")]
     NotRead(String),
 }
 
