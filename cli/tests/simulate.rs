@@ -420,6 +420,21 @@ fn pod_of_a_missing_priority_class_is_refused() {
     assert_eq!(result.pods[0].preemption.as_ref().unwrap().victims.len(), 1);
 }
 
+#[test]
+fn class_of_the_files_leaves_those_of_the_cluster_unknown() {
+    // Not permitted to list PriorityClasses: `silver` may exist.
+    let fixture = full([300, 300, 20, 10]);
+    let class = "{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, value: 100, metadata: {name: gold}}";
+    let with = |pod: &str| format!("{class}\n---\n{}", trainer_with(pod));
+    let gold = with_preemption(&fixture, &with("priorityClassName: gold"));
+    assert_eq!(gold.pods[0].preemption.as_ref().unwrap().victims.len(), 1);
+    let silver = with_preemption(&fixture, &with("priorityClassName: silver"));
+    assert_eq!(
+        silver.notes,
+        ["Pod trainer: PriorityClass silver is ignored; set spec.priority to simulate it"]
+    );
+}
+
 /// A Job whose pods each ask for most of a GPU.
 fn job_of(pods: usize) -> String {
     let template = QUARTER.replace("memory: 19Gi", "memory: 70Gi");

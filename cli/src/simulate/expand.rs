@@ -9,7 +9,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tessera_api::names::{Namespace, PodName};
 
 use super::manifest::{ManifestError, Manifests, Object, Workload};
-use super::priority::{self, PriorityError};
+use super::priority::{self, UnknownClass};
 use crate::snapshot::{self, Snapshot};
 
 /// The pods that were added to the snapshot.
@@ -30,6 +30,7 @@ pub(super) fn into_snapshot(
 ) -> Result<Expanded, ManifestError> {
     let mut pods = Vec::new();
     let mut notes = manifests.notes;
+    let classes_are_known = snapshot.priority_classes.is_some();
     for object in manifests.objects {
         match object {
             Object::Pod(pod) => pods.push(*pod),
@@ -84,7 +85,8 @@ pub(super) fn into_snapshot(
             }
         }
     }
-    let mut added = AddedPods { created: newest(snapshot), snapshot, notes, pods: Vec::new() };
+    let created = newest(snapshot);
+    let mut added = AddedPods { snapshot, classes_are_known, created, notes, pods: Vec::new() };
     pods.into_iter().try_for_each(|pod| added.add(pod))?;
     Ok(Expanded { pods: added.pods, notes: added.notes })
 }
@@ -154,6 +156,8 @@ fn newest(snapshot: &Snapshot) -> Timestamp {
 /// Adds pods to a snapshot, each one second after the other.
 struct AddedPods<'s> {
     snapshot: &'s mut Snapshot,
+    /// The PriorityClasses of the cluster were read. Those of the manifests are always known.
+    classes_are_known: bool,
     created: Timestamp,
     notes: Vec<String>,
     pods: Vec<(Namespace, PodName, bool)>,
@@ -185,14 +189,14 @@ impl AddedPods<'_> {
             return Ok(());
         }
         let mut spec = pod.spec.unwrap_or_default();
-        match priority::resolve(&mut spec, self.snapshot.priority_classes.as_deref()) {
-            Ok(()) => {}
-            Err(PriorityError::NotRead(class)) => self.notes.push(format!(
-                "Pod {name}: PriorityClass {class} is ignored; set spec.priority to simulate it"
-            )),
-            Err(PriorityError::Missing(class)) => {
+        let classes = self.snapshot.priority_classes.as_deref().unwrap_or_default();
+        if let Err(UnknownClass(class)) = priority::resolve(&mut spec, classes) {
+            if self.classes_are_known {
                 return Err(ManifestError::PriorityClass { pod: name, class });
             }
+            self.notes.push(format!(
+                "Pod {name}: PriorityClass {class} is ignored; set spec.priority to simulate it"
+            ));
         }
         self.pods.push((in_namespace, called, false));
         let uid = format!("simulated-pod-{}", self.snapshot.pods.len());

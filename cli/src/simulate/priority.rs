@@ -3,39 +3,32 @@
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 
-/// Error returned when the class of a pod does not give its priority, with the name of the class.
+/// Error returned when the class of a pod is not among the known ones, with its name.
 #[derive(Debug)]
-pub(super) enum PriorityError {
-    /// The API server refuses the pod.
-    Missing(String),
-    /// The PriorityClasses are not known. The pod has priority 0.
-    NotRead(String),
-}
+pub(super) struct UnknownClass(pub(super) String);
 
 /// Sets the priority and the preemption policy of a pod from its PriorityClass, or from the default
-/// one. Values of the manifest stay. `classes` are none if they were not read.
-pub(super) fn resolve(
-    spec: &mut PodSpec,
-    classes: Option<&[PriorityClass]>,
-) -> Result<(), PriorityError> {
+/// one. Values of the manifest stay.
+///
+/// # Errors
+/// [`UnknownClass`]; the pod has no priority then.
+pub(super) fn resolve(spec: &mut PodSpec, classes: &[PriorityClass]) -> Result<(), UnknownClass> {
     if spec.priority.is_some() {
         return Ok(());
     }
-    let known = classes.unwrap_or_default();
     let Some(name) = spec.priority_class_name.as_deref().filter(|name| !name.is_empty()) else {
         // Of several default classes, admission takes the one with the lowest value.
-        let defaults = known.iter().filter(|class| class.global_default == Some(true));
+        let defaults = classes.iter().filter(|class| class.global_default == Some(true));
         if let Some(class) = defaults.min_by_key(|class| class.value) {
             set(spec, class);
         }
         return Ok(());
     };
-    let class = known.iter().find(|class| class.metadata.name.as_deref() == Some(name));
+    let class = classes.iter().find(|class| class.metadata.name.as_deref() == Some(name));
     match (class, built_in(name)) {
         (Some(class), _) => set(spec, class),
         (None, Some(value)) => spec.priority = Some(value),
-        (None, None) if classes.is_some() => return Err(PriorityError::Missing(name.to_owned())),
-        (None, None) => return Err(PriorityError::NotRead(name.to_owned())),
+        (None, None) => return Err(UnknownClass(name.to_owned())),
     }
     Ok(())
 }
