@@ -12,6 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+/// Pause between two checks of a state that no watch reports.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Error of a wait.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
@@ -169,6 +172,35 @@ pub async fn until<K: Watched, T>(
     Watch::new(api, selector).until(condition, within, check).await
 }
 
+/// Checks a state that no watch reports, until `check` accepts it.
+///
+/// # Errors
+/// Returns a [`WaitError`], or the error of a check.
+pub async fn poll<T>(
+    condition: &str,
+    within: Duration,
+    mut check: impl AsyncFnMut() -> anyhow::Result<CheckResult<T>>,
+) -> anyhow::Result<T> {
+    let mut last = "nothing".to_owned();
+    let checks = async {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        loop {
+            ticks.tick().await;
+            match check().await? {
+                CheckResult::Done(found) => return Ok(found),
+                CheckResult::Pending(seen) => last = seen,
+                CheckResult::Impossible(seen) => {
+                    let condition = condition.to_owned();
+                    return Err(WaitError::Impossible { condition, seen }.into());
+                }
+            }
+        }
+    };
+    tokio::time::timeout(within, checks).await.unwrap_or_else(|_| {
+        Err(WaitError::TooLong { condition: condition.to_owned(), waited: within, last }.into())
+    })
+}
+
 fn remove<K: Resource>(objects: &mut Vec<K>, removed: &K) {
     let key = |object: &K| (object.meta().namespace.clone(), object.meta().name.clone());
     objects.retain(|object| key(object) != key(removed));
@@ -187,4 +219,34 @@ pub async fn until_one<K: Watched, T>(
 ) -> Result<T, WaitError> {
     let selector = watcher::Config::default().fields(&format!("metadata.name={name}"));
     until(api, selector, condition, within, |objects| check(objects.first())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn poll_ends_with_the_result_or_the_error_of_a_check() {
+        let mut checks = 0;
+        let third = poll("the third check", LIMIT, async || {
+            checks += 1;
+            let seen = || checks.to_string();
+            Ok(if checks == 3 { CheckResult::Done(checks) } else { CheckResult::Pending(seen()) })
+        });
+        assert_eq!(third.await.unwrap(), 3);
+        let fails = poll::<()>("a failure", LIMIT, async || Err(anyhow::anyhow!("refused")));
+        assert_eq!(fails.await.unwrap_err().to_string(), "refused");
+        let impossible = async || Ok(CheckResult::<()>::Impossible("deleted".to_owned()));
+        let error = poll("an object", LIMIT, impossible).await.unwrap_err();
+        assert_eq!(error.to_string(), "an object: no longer possible: deleted");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn poll_ends_at_its_limit_with_what_it_saw_last() {
+        let pending = async || Ok(CheckResult::<()>::Pending("2 files".to_owned()));
+        let error = poll("no files", LIMIT, pending).await.unwrap_err();
+        assert_eq!(error.to_string(), "waited 60s for no files; last seen: 2 files");
+    }
 }

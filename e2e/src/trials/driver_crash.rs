@@ -1,21 +1,16 @@
 //! Trials that kill the driver at every step of Prepare and Unprepare, and delete pods during
 //! Prepare. Running pods continue, new pods start, and no files are left.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::resize;
 use super::test_bed::{A100, H100, TIMEOUT, TestBed, wait_deleted};
+use super::{residue, resize};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
-
-/// Interval between checks of files; no watch reports their deletion.
-const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A node, its driver, and the test bed.
 struct DriverNode<'a> {
@@ -191,27 +186,12 @@ impl<'a> DriverNode<'a> {
         let uid = files.split("/grants/").nth(1).and_then(|rest| rest.split('/').next());
         let uid =
             uid.ok_or_else(|| anyhow::anyhow!("not the files of a claim: {files}"))?.to_owned();
-        self.wait_residue(|residue| residue.contains(&uid)).await
+        let operations = self.test_bed.operations()?;
+        let is_left = |residue: &str| residue.contains(&uid);
+        residue::wait_residue(operations, &self.node, TIMEOUT, is_left).await
     }
 
     async fn wait_no_files(&self) -> anyhow::Result<()> {
-        self.wait_residue(|residue| !residue.trim().is_empty()).await
-    }
-
-    async fn wait_residue(&self, is_left: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-        let operations = self.test_bed.operations()?;
-        let mut last = String::new();
-        let check = async {
-            let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-            loop {
-                ticks.tick().await;
-                last = operations.run(&["residue", &self.node]).await?;
-                if !is_left(&last) {
-                    return Ok::<_, anyhow::Error>(());
-                }
-            }
-        };
-        let result = tokio::time::timeout(TIMEOUT, check).await;
-        result.map_err(|_| anyhow::anyhow!("left on {}:\n{last}", self.node))?
+        residue::wait_removed(self.test_bed.operations()?, &self.node).await
     }
 }

@@ -1,14 +1,12 @@
 //! Trial of LeastLoaded: a pod gets the GPU that works least, as the drivers measure it. All but
 //! one of the GPUs work.
 
-use std::time::Duration;
-
 use anyhow::Context as _;
 use axum::http::Request;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 use serde_json::json;
-use tessera_api::load::{NodeLoad, PATH};
+use tessera_api::load::{GpuLoad, NodeLoad, PATH};
 
 use super::controller_deployment::ControllerDeployment;
 use super::driver_instances::DriverInstances;
@@ -18,12 +16,10 @@ use crate::harness::TrialOutcome;
 use crate::inventory::{GpuInventory, attribute};
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
+use crate::wait::{self, CheckResult};
 
 /// Load from which a GPU is known to work, in percent: more than the controller rounds.
 const BUSY: u8 = 30;
-
-/// Pause between two requests; no watch reports loads.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn places_by_load(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
@@ -77,9 +73,10 @@ async fn wait_measured(test_bed: &TestBed, node: &str, idle: &str) -> anyhow::Re
     let is_measured = async || {
         let load: NodeLoad = serde_json::from_str(&read(client, &driver, 9400, PATH).await?)?;
         anyhow::ensure!(!load.gpus.is_empty(), "{driver} reports no load");
-        Ok(load.gpus.iter().all(|gpu| (gpu.busy_percent >= BUSY) != (gpu.uuid.as_str() == idle)))
+        let is_right = |gpu: &GpuLoad| (gpu.busy_percent >= BUSY) != (gpu.uuid.as_str() == idle);
+        Ok(CheckResult::done_if(load.gpus.iter().all(is_right), || json!(load).to_string()))
     };
-    poll("the driver to measure the loads", is_measured).await?;
+    wait::poll("the driver to measure the loads", TIMEOUT, is_measured).await?;
     let leader = ControllerDeployment::new(test_bed).wait_leader("a leader", |_| true).await?;
     let leader = leader.name_any();
     let answered = async || {
@@ -90,22 +87,11 @@ async fn wait_measured(test_bed: &TestBed, node: &str, idle: &str) -> anyhow::Re
     };
     // A round may be under way: after twice as many answers as drivers, a whole one has ended.
     let enough = answered().await? + 2 * drivers.len();
-    poll("the controller to ask all drivers", async || Ok(answered().await? >= enough)).await
-}
-
-/// Waits until the check is true.
-async fn poll(what: &str, check: impl AsyncFn() -> anyhow::Result<bool>) -> anyhow::Result<()> {
-    let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-    let checks = async {
-        loop {
-            ticks.tick().await;
-            if check().await? {
-                return Ok(());
-            }
-        }
+    let has_asked = async || {
+        let answers = answered().await?;
+        Ok(CheckResult::done_if(answers >= enough, || format!("{answers} of {enough} answers")))
     };
-    let result = tokio::time::timeout(TIMEOUT, checks).await;
-    result.map_err(|_| anyhow::anyhow!("waited too long for {what}"))?
+    wait::poll("the controller to ask all drivers", TIMEOUT, has_asked).await
 }
 
 /// Sends a GET request to a pod of the chart, through the API server's pod proxy.

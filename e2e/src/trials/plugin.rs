@@ -11,7 +11,6 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tessera_api::config::{API_VERSION, KIND};
-use tokio::time::{sleep, timeout};
 
 use super::placement::{wait_allocated, wait_event_reason};
 use super::test_bed::{TestBed, from_template};
@@ -19,10 +18,10 @@ use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, DRIVER_LABEL};
 use crate::plugin::{Plugin, PluginOutput};
 use crate::runner::Outcome;
+use crate::wait::{self, CheckResult};
 
-/// Time limit for a binding to be in force, and the pause between checks.
+/// Time limit for a binding to be in force.
 const IN_FORCE: Duration = Duration::from_secs(60);
-const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 2).await?;
@@ -72,25 +71,16 @@ pub(super) async fn read_by_roles(test_bed: TestBed) -> TrialOutcome {
 async fn wait_readable(plugin: &Plugin, user: &str) -> anyhow::Result<()> {
     let directory = TempDir::new()?;
     let plugin = plugin.as_user(user, directory.path())?;
-    let mut last = String::new();
-    let check = async {
-        loop {
-            match plugin.text(&["snapshot"], "").await {
-                Ok(snapshot) => {
-                    let snapshot: Value = serde_json::from_str(&snapshot)?;
-                    let not_read = snapshot["notRead"].as_array().context("no `notRead`")?;
-                    if not_read.iter().all(|kind| kind["because"] != "not permitted") {
-                        return Ok(());
-                    }
-                    last = json!(not_read).to_string();
-                }
-                Err(error) => last = format!("{error:#}"),
-            }
-            sleep(CHECK_INTERVAL).await;
-        }
+    let is_readable = async || {
+        let snapshot: Value = match plugin.text(&["snapshot"], "").await {
+            Ok(snapshot) => serde_json::from_str(&snapshot)?,
+            Err(error) => return Ok(CheckResult::Pending(format!("{error:#}"))),
+        };
+        let not_read = snapshot["notRead"].as_array().context("no `notRead`")?;
+        let is_permitted = not_read.iter().all(|kind| kind["because"] != "not permitted");
+        Ok(CheckResult::done_if(is_permitted, || json!(not_read).to_string()))
     };
-    let result: Result<anyhow::Result<()>, _> = timeout(IN_FORCE, check).await;
-    result.unwrap_or_else(|_| Err(anyhow::anyhow!("{user} may not read all: {last}")))
+    wait::poll(&format!("{user} to read all"), IN_FORCE, is_readable).await
 }
 
 /// Checks that the diagnosis of a cluster that works has no errors, and names a pod of an extended

@@ -7,13 +7,11 @@ use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::operations::Operations;
 use crate::runner::Outcome;
+use crate::wait::{self, CheckResult};
 
 /// Time limit. Pods are deleted only after their claims are unprepared, so files should be removed
 /// already.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// Interval between checks; no watch reports that a directory is empty.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn check(test_bed: TestBed) -> TrialOutcome {
     check_all_nodes(&test_bed, TIMEOUT).await?;
@@ -40,18 +38,19 @@ pub(super) async fn wait_removed_within(
     node: &str,
     within: Duration,
 ) -> anyhow::Result<()> {
-    let mut last = String::new();
-    let check = async {
-        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-        loop {
-            ticks.tick().await;
-            last = operations.run(&["residue", node]).await?;
-            if last.trim().is_empty() {
-                return Ok(());
-            }
-        }
+    wait_residue(operations, node, within, |residue| !residue.trim().is_empty()).await
+}
+
+/// Waits until the files of claims on the node are not left any more.
+pub(super) async fn wait_residue(
+    operations: &Operations,
+    node: &str,
+    within: Duration,
+    is_left: impl Fn(&str) -> bool,
+) -> anyhow::Result<()> {
+    let is_removed = async || {
+        let residue = operations.run(&["residue", node]).await?;
+        Ok(CheckResult::done_if(!is_left(&residue), || residue))
     };
-    tokio::time::timeout(within, check)
-        .await
-        .map_err(|_| anyhow::anyhow!("files left on {node}:\n{last}"))?
+    wait::poll(&format!("files on {node} to be removed"), within, is_removed).await
 }

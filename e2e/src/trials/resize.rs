@@ -1,7 +1,5 @@
 //! Trials of `kubectl tessera resize`: shares change while pods run.
 
-use std::time::Duration;
-
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{LogParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
@@ -15,10 +13,7 @@ use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
-use crate::wait::CheckResult;
-
-/// Time between two looks at the output of a container, which no watch reports.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+use crate::wait::{self, CheckResult};
 
 /// Holds memory, and has a new program look at the GPU every half second. The image has no `sleep`.
 const LOOK_AGAIN: &str = "coproc HOLD { tessera-probe hold --take 600Mi; }; \
@@ -98,24 +93,15 @@ pub(super) async fn changes_running_container(test_bed: TestBed) -> TrialOutcome
 
 /// Waits until the last program that looked has seen this number of GiB.
 async fn wait_seen(test_bed: &TestBed, gib: u64) -> anyhow::Result<()> {
-    let mut seen = Value::Null;
-    let search = async {
-        loop {
-            let logs = LogParams { tail_lines: Some(20), ..LogParams::default() };
-            let text = test_bed.pods().logs("sees", &logs).await?;
-            let mut lines =
-                text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            seen = lines.rfind(|line| line["event"] == "see").unwrap_or_default();
-            if seen["devices"][0]["cudaTotalBytes"] == gib << 30 {
-                return anyhow::Ok(());
-            }
-            tokio::time::sleep(CHECK_INTERVAL).await;
-        }
+    let has_seen = async || {
+        let logs = LogParams { tail_lines: Some(20), ..LogParams::default() };
+        let text = test_bed.pods().logs("sees", &logs).await?;
+        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let seen = lines.rfind(|line| line["event"] == "see").unwrap_or_default();
+        let is_seen = seen["devices"][0]["cudaTotalBytes"] == gib << 30;
+        Ok(CheckResult::done_if(is_seen, || seen.to_string()))
     };
-    match tokio::time::timeout(TIMEOUT, search).await {
-        Ok(found) => found,
-        Err(_) => anyhow::bail!("programs do not see {gib} GiB: {seen}"),
-    }
+    wait::poll(&format!("programs to see {gib} GiB"), TIMEOUT, has_seen).await
 }
 
 /// Returns the device of a claim.

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -11,6 +10,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::trials::test_bed::{TIMEOUT, TestBed, wait_deleted};
+use crate::wait::{self, CheckResult};
 
 /// A user that the administrator impersonates.
 #[derive(Clone, Copy)]
@@ -24,9 +24,6 @@ pub(super) struct User {
 const fn user(name: &'static str) -> User {
     User { name, group: None, node: None }
 }
-
-/// Interval between checks that RBAC rights are in force.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A node that does not exist, so its slices affect nothing.
 pub(super) const NODE: &str = "policies-node";
@@ -307,21 +304,13 @@ async fn rights_in_force(test_bed: &TestBed) -> anyhow::Result<()> {
         },
     }});
     let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    let check = async {
-        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
-        loop {
-            ticks.tick().await;
-            let review = Request::new(reviews)
-                .create(&PostParams::default(), may_edit.to_string().into())?;
-            if test_bed.client.request::<Value>(review).await?["status"]["allowed"] == true {
-                return Ok::<_, anyhow::Error>(());
-            }
-        }
+    let is_in_force = async || {
+        let review =
+            Request::new(reviews).create(&PostParams::default(), may_edit.to_string().into())?;
+        let status = test_bed.client.request::<Value>(review).await?["status"].take();
+        Ok(CheckResult::done_if(status["allowed"] == true, || status.to_string()))
     };
-    let check = tokio::time::timeout(TIMEOUT, check).await;
-    check.map_err(|_| {
-        anyhow::anyhow!("the RoleBinding of {EDITOR} is not in force after {TIMEOUT:?}")
-    })?
+    wait::poll(&format!("the RoleBinding of {EDITOR} to be in force"), TIMEOUT, is_in_force).await
 }
 
 /// Returns true if the API server has RBAC. The simulated one allows everything that no policy
