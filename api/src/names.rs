@@ -59,6 +59,9 @@ pub const GUARD_CONFIG_MAP: &str = "tessera-unconverted";
 /// Beginning of the extended resource by which kube-scheduler serves a DeviceClass (KEP-5004).
 pub const CLASS_RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
+/// DeviceClass of all MIG devices, which the chart has if drivers publish them.
+pub const MIG_CLASS: &str = "mig.gpu.tessera.dev";
+
 /// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
 /// and still honours allocations by the controller. It is in the slices or in [`FENCE_RULE`].
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";

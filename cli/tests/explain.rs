@@ -569,6 +569,13 @@ fn a_pod_of_another_system_is_explained_with_the_conversion() {
     let (message, hint) = answer_for_resource("nvidia.com/gpumem", None);
     assert!(message.contains("`nvidia.com/gpumem`") && message.contains("(hami, 4paradigm)"));
     assert!(hint.unwrap().contains("kubectl tessera convert --dialect hami"));
+    let (message, hint) = answer_for_resource("nvidia.com/mig-1g.10gb.me", None);
+    assert!(message.contains("which NVIDIA's device plugin serves"), "{message}");
+    let hint = hint.unwrap();
+    assert!(
+        hint.contains("mig.gpu.tessera.dev and a selector of the profile 1g.10gb+me"),
+        "{hint}"
+    );
     let (message, hint) = answer_for_resource("example.com/dongle", None);
     assert_eq!((message.as_str(), hint), ("it uses no ResourceClaims", None));
     for (resource, class_of) in [

@@ -3,6 +3,7 @@
 use tessera_api::config::{
     Compute, ComputePolicy, MemoryPercent, Placement, Sharing, TopologyTerm,
 };
+use tessera_api::names::MIG_CLASS;
 
 /// GPUs that a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,6 +44,8 @@ pub struct Group {
     pub one_clique: bool,
     /// DeviceClass; `None`: that of the settings.
     pub class: Option<String>,
+    /// Profile if these are MIG devices, such as `1g.10gb`; `None`: GPUs.
+    pub mig_profile: Option<String>,
 }
 
 /// Share of each GPU of a request.
@@ -99,11 +102,27 @@ impl ShareAsk {
     }
 }
 
+impl Group {
+    /// Returns `gpus` equal shares of GPUs of the settings' DeviceClass.
+    #[must_use]
+    pub fn of(gpus: u64, share: ShareAsk) -> Self {
+        Self { gpus, share, one_clique: false, class: None, mig_profile: None }
+    }
+}
+
 impl ContainerAsk {
     /// Returns the ask of a container for `gpus` equal shares.
     #[must_use]
     pub fn of(container: usize, gpus: u64, share: ShareAsk) -> Self {
-        Self { container, groups: vec![Group { gpus, share, one_clique: false, class: None }] }
+        Self { container, groups: vec![Group::of(gpus, share)] }
+    }
+
+    /// Returns the ask of a container for `devices` MIG devices of a profile.
+    #[must_use]
+    pub fn of_mig(container: usize, devices: u64, profile: String) -> Self {
+        let (class, mig_profile) = (Some(MIG_CLASS.to_owned()), Some(profile));
+        let group = Group { class, mig_profile, ..Group::of(devices, ShareAsk::whole()) };
+        Self { container, groups: vec![group] }
     }
 
     /// Returns the ask for GPUs of a DeviceClass; `None`: that of the settings.
@@ -130,6 +149,7 @@ impl ContainerAsk {
         own.gpus >= other.gpus
             && own.one_clique == other.one_clique
             && own.class == other.class
+            && own.mig_profile == other.mig_profile
             && own.share.covers(&other.share)
     }
 }

@@ -16,6 +16,7 @@ use crate::dialects::Reader;
 use crate::name::Dialect;
 use crate::pod::{Kind, Pod};
 use crate::refusal::PodRefusal;
+use crate::selector::is_mig_profile;
 
 /// Beginning of the names of templates that the controller makes for converted pods.
 pub const TEMPLATE_PREFIX: &str = "tessera.";
@@ -160,15 +161,16 @@ impl Template {
 
 fn device_requests(class: &str, ask: &PodAsk, requests: &Requests) -> Vec<Value> {
     let selector = |expression: &String| json!({"cel": {"expression": expression}});
-    let selectors: Vec<_> = ask.selectors.iter().map(selector).collect();
     let request = |request: &Request| {
         let class = request.group.class.as_deref().unwrap_or(class);
         let mut exactly = json!({"deviceClassName": class});
         if request.group.gpus != 1 {
             exactly["count"] = request.group.gpus.into();
         }
+        let profile = request.group.mig_profile.as_deref().map(is_mig_profile);
+        let selectors: Vec<_> = ask.selectors.iter().chain(&profile).map(selector).collect();
         if !selectors.is_empty() {
-            exactly["selectors"] = selectors.clone().into();
+            exactly["selectors"] = selectors.into();
         }
         let amounts = amounts(&request.group);
         if !amounts.is_empty() {
@@ -200,7 +202,8 @@ fn constraints(ask: &PodAsk, requests: &Requests) -> Vec<Value> {
     let mut constraints = Vec::new();
     for request in &requests.requests {
         let names = [&request.name];
-        if request.group.gpus > 1 {
+        // A MIG device is allocated once, and has no UUID before it exists.
+        if request.group.gpus > 1 && request.group.mig_profile.is_none() {
             let different = json!({"requests": names, "distinctAttribute": qualified(UUID)});
             constraints.push(different);
         }
@@ -240,6 +243,9 @@ fn configs(ask: &PodAsk, requests: &Requests) -> Vec<Value> {
 }
 
 fn gpu_config(ask: &PodAsk, group: &Group) -> GpuConfig {
+    if group.mig_profile.is_some() {
+        return GpuConfig { placement: ask.placement, ..GpuConfig::default() };
+    }
     let share = &group.share;
     let percent = match share.memory {
         MemoryAsk::Percent(percent) if !share.exclusive => Some(percent),

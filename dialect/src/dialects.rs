@@ -8,6 +8,7 @@ mod gpushare;
 mod hami;
 mod kai;
 mod kubegpu;
+pub(crate) mod mig;
 mod nvidia;
 mod reader;
 mod slots;

@@ -38,6 +38,7 @@ pub use convert::{
 };
 pub use description::{DialectDescription, descriptions};
 pub use dialects::Trigger;
+pub use dialects::mig::profile_of_resource as mig_profile_of_resource;
 pub use name::{DIALECT_LABEL, Dialect, NO_DIALECT};
 pub use original::{CONVERTED_ANNOTATION, Original, OriginalError};
 pub use refusal::PodRefusal;

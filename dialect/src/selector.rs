@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use tessera_api::names::DRIVER_NAME;
-use tessera_api::names::attribute::{PRODUCT_NAME, UUID};
+use tessera_api::names::attribute::{PRODUCT_NAME, PROFILE, UUID};
 
 /// Longest CEL expression of a device selector, in bytes
 /// (`CELSelectorExpressionMaxLength` of `resource.k8s.io/v1`).
@@ -62,6 +62,11 @@ pub(crate) fn is_one_of(uuids: &[&str]) -> String {
 /// Returns an expression that is true for all GPUs but those of these UUIDs.
 pub(crate) fn is_none_of(uuids: &[&str]) -> String {
     format!("!({})", is_one_of(uuids))
+}
+
+/// Returns an expression that is true for MIG devices of a profile.
+pub(crate) fn is_mig_profile(profile: &str) -> String {
+    format!("{} == {}", attribute(PROFILE), quoted(profile))
 }
 
 fn attribute(name: &str) -> String {

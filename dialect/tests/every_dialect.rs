@@ -394,6 +394,25 @@ fn settings_that_contradict_are_refused() {
 }
 
 #[test]
+fn resources_of_mig_devices_name_a_profile_and_are_not_shared() {
+    let refusal = |resource: Value| {
+        let settings = json!({"dialects": {"nvidia": {"resources": [resource]}}});
+        let converter = Converter::new(serde_json::from_value(settings).unwrap());
+        converter.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let name = "nvidia.com/mig-1g.10gb";
+    assert_eq!(refusal(json!({"name": name})), "");
+    let shared = refusal(json!({"name": name, "replicas": 2}));
+    assert!(shared.contains("resources[].replicas: 2: expected 1"), "{shared}");
+    let part = json!({"name": "nvidia.com/mig-1c.3g.20gb"});
+    let unknown = refusal(part.clone());
+    assert!(unknown.contains("resources[].name: nvidia.com/mig-1c.3g.20gb: exp"), "{unknown}");
+    let mut with_class = part;
+    with_class["deviceClass"] = "small.gpu.tessera.dev".into();
+    assert_eq!(refusal(with_class), "", "the class selects the devices");
+}
+
+#[test]
 fn triggers_are_those_of_all_configured_dialects() {
     let triggers = converter(&[]).triggers();
     assert!(triggers.contains(&Trigger::Resource("nvidia.com/gpumem".to_owned())));

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::DeviceClass;
-use tessera_api::names::{CLASS_RESOURCE_PREFIX, DRIVER_NAME};
-use tessera_dialect::{Converter, Dialect, Settings};
+use tessera_api::names::{CLASS_RESOURCE_PREFIX, DRIVER_NAME, MIG_CLASS};
+use tessera_dialect::{Converter, Dialect, Settings, mig_profile_of_resource};
 
 use super::PlanView;
 
@@ -24,9 +24,11 @@ impl ExtendedResource {
     /// Returns the first extended resource of the pod that asks for GPUs; `None` if there is none.
     pub(crate) fn of(view: &PlanView<'_>, pod: &Pod) -> Option<Self> {
         let (requested, classes) = (requested(pod), &view.snapshot.device_classes);
-        requested
-            .iter()
-            .find_map(|name| Self::of_class(name, classes).or_else(|| Self::of_dialect(name)))
+        requested.iter().find_map(|name| {
+            Self::of_class(name, classes)
+                .or_else(|| Self::of_mig(name))
+                .or_else(|| Self::of_dialect(name))
+        })
     }
 
     /// Returns the answer for a resource that kube-scheduler turns into a claim.
@@ -46,6 +48,24 @@ impl ExtendedResource {
             hint: format!(
                 "use a ResourceClaimTemplate with deviceClassName: {class}, or have the admission \
                  webhook convert such pods: add the name to dialects.settings.nvidia.resources"
+            ),
+        })
+    }
+
+    /// Returns the answer for MIG devices of NVIDIA's device plugin, which the dialect reads only
+    /// if its settings name them.
+    fn of_mig(name: &str) -> Option<Self> {
+        let profile = mig_profile_of_resource(name)?;
+        Some(Self {
+            is_ours: false,
+            message: format!(
+                "it uses no ResourceClaims, and asks for `{name}`, which NVIDIA's device plugin \
+                 serves"
+            ),
+            hint: format!(
+                "use a ResourceClaimTemplate with deviceClassName: {MIG_CLASS} and a selector of \
+                 the profile {profile}, or have the admission webhook convert such pods: add the \
+                 name to dialects.settings.nvidia.resources"
             ),
         })
     }

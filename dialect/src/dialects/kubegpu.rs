@@ -94,8 +94,7 @@ fn explicit(
         );
         return Err(reader.refusal(annotation_path(INFO), total, problem));
     }
-    let group =
-        |&gpus: &u64| Group { gpus, share: ShareAsk::whole(), one_clique: gpus > 1, class: None };
+    let group = |&gpus: &u64| Group { one_clique: gpus > 1, ..Group::of(gpus, ShareAsk::whole()) };
     Ok(cliques.iter().map(group).collect())
 }
 

@@ -3,7 +3,7 @@
 //! Requests are separated by `; `, with the fields of their GpuConfig behind the share. `!=` is a
 //! `distinctAttribute` of the GPU's UUID, `clique` a `matchAttribute` of its NVLink clique, `same=`
 //! one of its UUID over several requests. `alone` is an exclusive GPU, `class=` a DeviceClass other
-//! than that of all GPUs.
+//! than that of all GPUs, `mig=` the profile that a selector demands.
 
 use serde_json::Value;
 use tessera_api::GpuConfig;
@@ -20,13 +20,24 @@ pub(crate) fn notation(spec: &Value) -> String {
     format!("{}{}{common}", lines.join("; "), same(devices))
 }
 
-/// Returns the CEL expressions of the first request, which all requests have.
+/// Returns the CEL expressions of the first request, which all requests have, but for profiles.
 pub(crate) fn selectors(spec: &Value) -> Vec<&str> {
     let requests = spec["spec"]["devices"]["requests"].as_array().expect("requests");
-    let of = |request: &'_ Value| request["exactly"]["selectors"].clone();
+    let of = |request| -> Vec<_> {
+        expressions(request).filter(|expression| mig_profile(expression).is_none()).collect()
+    };
     assert!(requests.iter().all(|request| of(request) == of(&requests[0])));
-    let list = requests[0]["exactly"]["selectors"].as_array();
-    list.into_iter().flatten().filter_map(|s| s["cel"]["expression"].as_str()).collect()
+    of(&requests[0])
+}
+
+fn expressions(request: &Value) -> impl Iterator<Item = &str> {
+    let selectors = request["exactly"]["selectors"].as_array();
+    selectors.into_iter().flatten().filter_map(|s| s["cel"]["expression"].as_str())
+}
+
+fn mig_profile(expression: &str) -> Option<&str> {
+    let quoted = expression.strip_prefix(r#"device.attributes["gpu.tessera.dev"].profile == "#)?;
+    quoted.strip_prefix('"')?.strip_suffix('"')
 }
 
 fn config_of(request: &str, devices: &Value) -> GpuConfig {
@@ -70,6 +81,7 @@ fn one(request: &Value, devices: &Value, common: &str) -> String {
         "gpu.tessera.dev" => {}
         class => line.push_str(&format!(" class={class}")),
     }
+    line.extend(expressions(request).filter_map(mig_profile).map(|name| format!(" mig={name}")));
     for constraint in devices["constraints"].as_array().into_iter().flatten() {
         let is_own = constraint["requests"] == serde_json::json!([name]);
         match (is_own, &constraint["distinctAttribute"], &constraint["matchAttribute"]) {

@@ -1,22 +1,23 @@
 //! Trial of MIG devices: an instance is created for each claim beside one of an administrator, has
 //! its capability devices in the container, and is destroyed after its pod. A larger device that
-//! needs its memory slices waits until then.
+//! needs its memory slices waits until then. A pod of NVIDIA's device plugin gets one, too.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use tessera_api::names::MIG_CLASS;
 
+use super::dialect_pods::dialect_manifest;
+use super::dialects;
 use super::release::helm;
 use super::test_bed::{TestBed, from_template, uid, wait_all, wait_deleted};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
-
-const CLASS: &str = "mig.gpu.tessera.dev";
 
 /// Index of the GPU on its node.
 const GPU: &str = "0";
@@ -37,7 +38,7 @@ pub(super) async fn serves_mig_devices(test_bed: TestBed) -> TrialOutcome {
     ended?;
     let is_whole = |devices: &[String]| devices.len() == 4 && !devices.iter().any(|n| is_mig(n));
     wait_devices(&test_bed, &node, is_whole).await?;
-    test_bed.wait_published().await?;
+    test_bed.published_gpus().await?;
     Ok(Outcome::Passed(vec![]))
 }
 
@@ -48,7 +49,7 @@ async fn end_mig_mode(
 ) -> anyhow::Result<()> {
     operations.run(&["gpu", node, "mig-destroy", GPU]).await?;
     // The directory of procfs was made on each node.
-    for node in GpuInventory::read(&test_bed.client).await?.nodes() {
+    for node in test_bed.published_gpus().await?.nodes() {
         operations.run(&["gpu", node, "mig", GPU, "off"]).await?;
     }
     // A new process reads the inventory at once.
@@ -79,6 +80,7 @@ async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyho
     let larger = json!({"capacity": {"requests": {"memory": "30Gi"}}});
     test_bed.create_template_with("large", request(larger)).await?;
 
+    serve_pod_of_device_plugin(test_bed).await?;
     let small = test_bed.start_holder("small", "small").await?;
     check_device(test_bed, &small, "-mig-1g10gb-19-").await?;
     check_container(operations, node, &small).await?;
@@ -94,10 +96,22 @@ async fn serve(test_bed: &TestBed, operations: &Operations, node: &str) -> anyho
     test_bed.delete(&["large"]).await
 }
 
+/// A pod that asks for `nvidia.com/mig-1g.10gb` runs unchanged (e2e/cluster/values.yaml).
+async fn serve_pod_of_device_plugin(test_bed: &TestBed) -> anyhow::Result<()> {
+    dialects::select(test_bed, "nvidia").await?;
+    let mut pod = dialect_manifest("nvidia", "plugin")?;
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/mig-1g.10gb": 1}});
+    test_bed.create(pod).await?;
+    let pod = test_bed.wait_running("plugin").await?;
+    check_device(test_bed, &pod, "-mig-1g10gb-19-").await?;
+    dialects::label(test_bed, Value::Null).await?;
+    test_bed.delete(&["plugin"]).await
+}
+
 /// Returns the request for one MIG device with these fields.
 fn request(fields: Value) -> Value {
     let mut exactly = fields;
-    exactly["deviceClassName"] = json!(CLASS);
+    exactly["deviceClassName"] = json!(MIG_CLASS);
     json!({"requests": [{"name": "mig", "exactly": exactly}]})
 }
 
