@@ -326,7 +326,7 @@ mod tests {
     use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
     use super::*;
-    use crate::inventory::GpuInventory;
+    use crate::inventory::{GpuInventory, GpuNodes};
 
     async fn slices(client: &Client) -> usize {
         let slices: Api<ResourceSlice> = Api::all(client.clone());
@@ -352,6 +352,28 @@ mod tests {
         assert_eq!(GpuInventory::read(&client).await.unwrap().len(), 8);
         later.delete().await.unwrap();
         assert_eq!(slices(&client).await, 0);
+        cluster.stop().await;
+    }
+
+    #[tokio::test]
+    async fn gpus_are_those_of_all_nodes_after_slice_was_gone() {
+        let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
+        let (client, fence) = (cluster.client(), Fence::Taint);
+        let spec = HollowNodesSpec { nodes: 2, gpus: 4, fence };
+        let nodes = HollowNodes::create(&client, "gap", spec).await.unwrap();
+        let publishing = GpuNodes::default();
+        assert_eq!(publishing.inventory(&client).await.unwrap().len(), 8);
+        let api: Api<ResourceSlice> = Api::all(client.clone());
+        let mut slice = api.list(&Default::default()).await.unwrap().items.remove(0);
+        let name = slice.metadata.name.clone().unwrap();
+        api.delete(&name, &Default::default()).await.unwrap();
+        slice.metadata.resource_version = None;
+        let as_created = Default::default();
+        let (read, created) =
+            tokio::join!(publishing.inventory(&client), api.create(&as_created, &slice));
+        created.unwrap();
+        assert_eq!(read.unwrap().len(), 8);
+        nodes.delete().await.unwrap();
         cluster.stop().await;
     }
 

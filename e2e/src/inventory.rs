@@ -68,8 +68,7 @@ impl GpuInventory {
     pub fn node_with(&self, word: &str, count: usize) -> Option<&str> {
         let word = word.to_lowercase();
         self.nodes.iter().find_map(|(pool, node)| {
-            let of_pool = self.devices.iter().filter(|((of, _), _)| of == pool);
-            let matching = of_pool.filter(|(_, device)| {
+            let matching = self.of_pool(pool).filter(|(_, device)| {
                 let name = attribute(device, "productName");
                 name.as_str()
                     .is_some_and(|name| name.to_lowercase().split(' ').any(|part| part == word))
@@ -93,6 +92,12 @@ impl GpuInventory {
         self.devices.iter()
     }
 
+    /// Returns the names and devices of a pool.
+    pub fn of_pool(&self, pool: &str) -> impl Iterator<Item = (&str, &Device)> {
+        let devices = self.devices.iter().filter(move |((of, _), _)| of == pool);
+        devices.map(|((_, name), device)| (name.as_str(), device))
+    }
+
     /// Returns the nodes that publish a pool.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.values().map(String::as_str)
@@ -100,7 +105,7 @@ impl GpuInventory {
 
     /// Returns the name of the first device of a pool.
     pub fn first_of(&self, pool: &str) -> Option<&str> {
-        self.devices.keys().find(|(of, _)| of == pool).map(|(_, name)| name.as_str())
+        self.of_pool(pool).next().map(|(name, _)| name)
     }
 
     /// Returns the number of published devices.
@@ -119,14 +124,14 @@ impl GpuInventory {
 pub struct GpuNodes(Arc<OnceCell<BTreeSet<String>>>);
 
 impl GpuNodes {
-    /// Waits until each of these nodes publishes every slice of its pool. A starting kubelet
-    /// deletes the slices of its node and the driver publishes them again; a test that reads in
-    /// between finds no GPUs.
+    /// Waits until each of these nodes publishes every slice of its pool, and returns what they
+    /// publish then. A starting kubelet deletes the slices of its node and the driver publishes
+    /// them again, so a list that is read later may lack a node's GPUs.
     ///
     /// # Errors
     /// Returns a [`WaitError`] if a node does not publish in time, or if no node does at the first
     /// check.
-    pub async fn publish(&self, client: &Client) -> Result<(), WaitError> {
+    pub async fn inventory(&self, client: &Client) -> Result<GpuInventory, WaitError> {
         let slices: Api<ResourceSlice> = Api::all(client.clone());
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let first = self.0.get().cloned();
@@ -141,15 +146,15 @@ impl GpuNodes {
                 None => String::new(),
             };
             if missing.is_empty() {
-                CheckResult::Done(publishing)
+                CheckResult::Done((publishing, GpuInventory::from_slices(slices.to_vec())))
             } else {
                 CheckResult::Pending(format!("not published: {missing}"))
             }
         };
         let what = "all nodes to publish their GPUs";
-        let publishing = wait::until(slices, selector, what, TIMEOUT, check).await?;
+        let (publishing, inventory) = wait::until(slices, selector, what, TIMEOUT, check).await?;
         self.0.get_or_init(async || publishing).await;
-        Ok(())
+        Ok(inventory)
     }
 }
 

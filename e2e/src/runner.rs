@@ -70,8 +70,7 @@ impl Runner {
     /// # Errors
     /// Returns the error of the first failed step, or of the cleanup.
     pub async fn run(&self, file: &ScenarioFile) -> anyhow::Result<Outcome> {
-        self.gpu_nodes.publish(&self.client).await?;
-        let inventory = GpuInventory::read(&self.client).await.context("cannot list slices")?;
+        let inventory = self.gpu_nodes.inventory(&self.client).await?;
         let namespace = format!("scn-{}", file.name);
         let mut values = BTreeMap::from([("namespace".to_owned(), namespace.clone())]);
         for (word, count) in &file.needs {

@@ -20,7 +20,7 @@ use super::device_usage::DeviceUsage;
 use super::residue;
 use super::test_bed::{TestBed, holder, phase, wait_all};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
@@ -73,7 +73,7 @@ type SeedResult = anyhow::Result<(BTreeMap<String, u64>, Duration)>;
 
 async fn run_seed(test_bed: &TestBed, seed: u64) -> SeedResult {
     let operations = test_bed.operations()?;
-    let usage = DeviceUsage::new(&GpuInventory::read(&test_bed.client).await?);
+    let usage = DeviceUsage::new(&test_bed.published_gpus().await?);
     let mut gpus = FailingGpus::new(test_bed, operations, seed).await?;
     let outcome = tokio::select! {
         seen = observe_claims(test_bed, usage) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("claim watch ended"))),

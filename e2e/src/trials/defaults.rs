@@ -9,7 +9,6 @@ use tessera_api::defaults::GpuDefaults;
 
 use super::test_bed::{H100, TestBed};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
 
@@ -21,8 +20,8 @@ pub(super) async fn complete(test_bed: TestBed) -> TrialOutcome {
     });
     let object = json!({"metadata": {"name": "default"}, "spec": {"parameters": parameters}});
     defaults.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
-    let mut devices = inventory.devices().filter(|((pool, _), _)| *pool == node);
+    let inventory = test_bed.published_gpus().await?;
+    let mut devices = inventory.of_pool(&node);
     let device = devices.next().and_then(|(_, device)| device.capacity.clone());
     let all = device.and_then(|capacity| Quantity::parse(&capacity.get("memory")?.value.0).ok());
     let all = all.ok_or_else(|| anyhow::anyhow!("a GPU of {node} has no memory"))?;

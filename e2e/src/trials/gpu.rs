@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::test_bed::{A100, TestBed, wait_all, wait_one};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory, attribute};
+use crate::inventory::{DRIVER, attribute};
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
@@ -35,7 +35,7 @@ impl UsedGpu {
             .as_str()
             .unwrap_or_default()
             .to_owned();
-        let inventory = GpuInventory::read(&test_bed.client).await?;
+        let inventory = test_bed.published_gpus().await?;
         let published = inventory.device(&node, &device);
         let uuid = published.map(|device| attribute(device, "uuid")).unwrap_or_default();
         let uuid = uuid

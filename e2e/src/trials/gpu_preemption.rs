@@ -19,7 +19,7 @@ use super::refused_node::on_node;
 use super::test_bed::{TestBed, from_template, holder, one_gpu, phase, wait_all, wait_deleted};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -209,8 +209,8 @@ impl FullNode {
 
     async fn of_existing_template(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("h100", 2).await?;
-        let inventory = GpuInventory::read(&test_bed.client).await?;
-        let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
+        let inventory = test_bed.published_gpus().await?;
+        let gpus = inventory.of_pool(&node).count();
         let pods = (0..gpus).map(|number| format!("low-{number}")).collect();
         Ok(Self { node, pods })
     }

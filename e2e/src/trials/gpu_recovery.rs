@@ -11,7 +11,7 @@ use super::placement::wait_event_reason;
 use super::release::helm;
 use super::test_bed::{A100, TestBed, phase, wait_all};
 use crate::harness::TrialOutcome;
-use crate::inventory::{GpuInventory, attribute};
+use crate::inventory::attribute;
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
@@ -35,7 +35,7 @@ async fn recover(test_bed: &TestBed) -> anyhow::Result<()> {
     let operations = test_bed.operations()?;
     let before = wait_running(test_bed, None).await?;
     let (node, device) = device_of(test_bed, &before).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let uuid = inventory.device(&node, &device).map(|device| attribute(device, "uuid"));
     let uuid = uuid.as_ref().and_then(Value::as_str);
     let uuid = uuid.ok_or_else(|| anyhow::anyhow!("{device} of {node} has no uuid"))?;

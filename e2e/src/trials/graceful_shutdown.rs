@@ -32,7 +32,7 @@ pub(super) async fn moves_pods(test_bed: TestBed) -> TrialOutcome {
     operations.run(&["reboot", &node]).await?;
     delete_ended(&test_bed).await?;
     let replica_sets = moved?;
-    test_bed.wait_published().await?;
+    test_bed.published_gpus().await?;
     test_bed.create(on_node(from_template("next", "packed"), &node)).await?;
     test_bed.wait_running("next").await?;
     replica_sets.delete("model", &DeleteParams::default()).await?;

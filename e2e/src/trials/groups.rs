@@ -48,8 +48,8 @@ pub(super) async fn rounds(
     member: impl Fn(&str, &str) -> Value,
 ) -> TrialOutcome {
     let node = test_bed.node_with("h100", 2).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
-    let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
+    let inventory = test_bed.published_gpus().await?;
+    let gpus = inventory.of_pool(&node).count();
     // As many shares on each GPU as give all GPUs together one group, and never two.
     let shares = SIZE.div_ceil(gpus);
     let memory = format!("{}Gi", 72 / shares);
@@ -119,7 +119,7 @@ const RACK: &str = "e2e.tessera.dev/rack";
 /// A group needs one GPU more than any node has. With a rack for each node it gets none; once two
 /// nodes are in one rack, all of it runs.
 pub(super) async fn require_one_rack(test_bed: TestBed) -> TrialOutcome {
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let nodes: Vec<String> = inventory.nodes().map(str::to_owned).collect();
     if nodes.len() < 2 {
         return Ok(Outcome::Skipped("one node with GPUs".into()));

@@ -13,7 +13,7 @@ use super::driver_instances::DriverInstances;
 use super::placement::{node_name, wait_allocated};
 use super::test_bed::{A100, TIMEOUT, TestBed, from_template};
 use crate::harness::TrialOutcome;
-use crate::inventory::{GpuInventory, attribute};
+use crate::inventory::attribute;
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -24,12 +24,11 @@ const BUSY: u8 = 30;
 pub(super) async fn places_by_load(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
     let node = test_bed.node_with("a100", 4).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let gpus: Vec<(String, String)> = inventory
-        .devices()
-        .filter(|((pool, _), _)| *pool == node)
-        .filter_map(|((_, name), device)| {
-            Some((name.clone(), attribute(device, "uuid").as_str()?.to_owned()))
+        .of_pool(&node)
+        .filter_map(|(name, device)| {
+            Some((name.to_owned(), attribute(device, "uuid").as_str()?.to_owned()))
         })
         .collect();
     // Without loads, the first GPU would be chosen.

@@ -15,7 +15,7 @@ use super::placement::wait_event_reason;
 use super::release::helm;
 use super::test_bed::{Skip, TestBed, from_template, wait_all, wait_deleted};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory, attribute};
+use crate::inventory::{DRIVER, attribute};
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
@@ -36,7 +36,7 @@ pub(super) async fn gpu_beside_nic(test_bed: TestBed) -> TrialOutcome {
         rule => drop(rule?),
     }
     let (helm, operations) = (helm()?, test_bed.operations()?);
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     for node in inventory.nodes() {
         operations.run(&["start", node, "nic-driver"]).await?;
     }

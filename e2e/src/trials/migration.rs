@@ -11,7 +11,6 @@ use super::dialects::{label, select, template_of, wait_created};
 use super::other_allocator::{devices_of, set_capacity, wait_node_event, wait_published};
 use super::test_bed::{TestBed, phase};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::runner::Outcome;
 
 /// Resources that HAMi's device plugin registers, with their amounts.
@@ -21,7 +20,7 @@ const OLD_RESOURCES: [(&str, &str); 3] =
 /// A node and a namespace move from HAMi to Tessera, and back.
 pub(super) async fn there_and_back(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
-    let all = devices_of(&GpuInventory::read(&test_bed.client).await?, &node);
+    let all = devices_of(&test_bed.published_gpus().await?, &node);
     let old = OldSystem { test_bed: &test_bed, node: &node };
     let outcome = old.migrate(&all).await;
     old.leave().await?;

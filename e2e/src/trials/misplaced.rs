@@ -8,7 +8,7 @@ use super::deleted_early::unbound;
 use super::test_bed::{TestBed, from_template};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 
 pub(super) async fn check_reallocated(test_bed: TestBed) -> TrialOutcome {
@@ -19,7 +19,7 @@ async fn bind_to_other_node(test_bed: &TestBed) -> TrialOutcome {
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     test_bed.create(unbound(from_template("misplaced", "share"))).await?;
     let claim = placement::wait_allocated(test_bed, "misplaced", "allocated", |_| true).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let other = inventory.nodes().find(|node| placement::node_of(&claim) != Some(node));
     let other = other.ok_or_else(|| anyhow::anyhow!("only one node has GPUs"))?;
     bind(test_bed, "misplaced", other).await?;

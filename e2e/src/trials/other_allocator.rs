@@ -19,7 +19,7 @@ const SLICE: &str = "trial-other-allocator";
 /// NVIDIA's DRA driver publishes one GPU of a node.
 pub(super) async fn dra_driver(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let device = inventory.first_of(&node).unwrap_or_default().to_owned();
     let uuid = inventory
         .device(&node, &device)
@@ -46,7 +46,7 @@ pub(super) async fn dra_driver(test_bed: TestBed) -> TrialOutcome {
 /// A device plugin has registered GPUs with the kubelet; no GPU of the node may be published.
 pub(super) async fn device_plugin(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
-    let all = devices_of(&GpuInventory::read(&test_bed.client).await?, &node);
+    let all = devices_of(&test_bed.published_gpus().await?, &node);
     let resource = "nvidia.com/gpu";
     set_capacity(&test_bed.client, &node, resource, json!("4")).await?;
     let outcome = async {

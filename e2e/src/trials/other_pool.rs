@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::test_bed::{TestBed, holder, uid, wait_all};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -19,7 +19,7 @@ pub(super) const CONTROLLER: &str = "system:serviceaccount:tessera-system:tesser
 pub(super) async fn refused(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let other = test_bed.node_with("h100", 8).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let device =
         inventory.first_of(&other).ok_or_else(|| anyhow::anyhow!("{other} publishes nothing"))?;
     let claim = json!({

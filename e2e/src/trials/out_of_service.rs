@@ -12,7 +12,7 @@ use super::refused_node::on_node;
 use super::test_bed::{TestBed, from_template, wait_all, wait_deleted};
 use super::{overcommit, residue};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -29,8 +29,8 @@ pub(super) async fn frees_devices(test_bed: TestBed) -> TrialOutcome {
 async fn lose_node(test_bed: &TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
     let node = test_bed.node_with("h100", 2).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
-    let gpus = inventory.devices().filter(|((pool, _), _)| *pool == node).count();
+    let inventory = test_bed.published_gpus().await?;
+    let gpus = inventory.of_pool(&node).count();
     let names = |word: &str| (0..gpus).map(|number| format!("{word}-{number}")).collect::<Vec<_>>();
     let (lost, next) = (names("lost"), names("next"));
     test_bed.create_template("large", DRIVER, json!({"memory": MEMORY})).await?;

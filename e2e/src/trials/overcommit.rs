@@ -5,14 +5,13 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use super::claim_watch::{self, ClaimSums};
 use super::device_usage::DeviceUsage;
 use super::test_bed::TestBed;
-use crate::inventory::GpuInventory;
 
 /// Runs the trial, and returns an error if a device is overcommitted before it ends.
 pub(super) async fn check_during<T>(
     test_bed: &TestBed,
     trial: impl Future<Output = anyhow::Result<T>>,
 ) -> anyhow::Result<T> {
-    let usage = DeviceUsage::new(&GpuInventory::read(&test_bed.client).await?);
+    let usage = DeviceUsage::new(&test_bed.published_gpus().await?);
     claim_watch::check_during(test_bed, usage, trial).await
 }
 

@@ -43,8 +43,6 @@ async fn switch(operations: &Operations, state: &str) -> anyhow::Result<()> {
 
 async fn with_objects(test_bed: &TestBed) -> TrialOutcome {
     wait_watched(test_bed).await?;
-    // Kubelets that start delete the slices of their nodes.
-    test_bed.wait_published().await?;
     for group in GROUPS {
         create(test_bed, group, SIZE).await?;
     }

@@ -8,13 +8,12 @@ use super::placement;
 use super::policies;
 use super::test_bed::{TestBed, holder, phase};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 
 pub(super) async fn check_still_counted(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 1).await?;
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let device =
         inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
     for name in ["used", "wanted"] {

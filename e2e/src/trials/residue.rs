@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -21,7 +20,7 @@ pub(super) async fn check(test_bed: TestBed) -> TrialOutcome {
 /// Waits until no node has files of a claim.
 pub(super) async fn check_all_nodes(test_bed: &TestBed, within: Duration) -> anyhow::Result<()> {
     let operations = test_bed.operations()?;
-    for node in GpuInventory::read(&test_bed.client).await?.nodes() {
+    for node in test_bed.published_gpus().await?.nodes() {
         wait_removed_within(operations, node, within).await?;
     }
     Ok(())

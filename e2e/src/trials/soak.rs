@@ -25,7 +25,6 @@ use super::progress::Progress;
 use super::test_bed::{TestBed, phase, wait_all};
 use super::{lost_claims, overcommit, residue};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::random::Random;
 use crate::runner::{Figure, Outcome};
 use crate::wait::CheckResult;
@@ -67,8 +66,7 @@ pub(super) async fn run(test_bed: TestBed) -> TrialOutcome {
 
 async fn soak(test_bed: &TestBed, seed: u64) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
-    let nodes: Vec<String> =
-        GpuInventory::read(&test_bed.client).await?.nodes().map(str::to_owned).collect();
+    let nodes: Vec<String> = test_bed.published_gpus().await?.nodes().map(str::to_owned).collect();
     for template in shape::TEMPLATES {
         test_bed.create_template_with(template, shape::devices(template)).await?;
     }

@@ -14,7 +14,7 @@ use super::placement::wait_event_text;
 use super::release::helm;
 use super::test_bed::{A100, TestBed, holder, phase, wait_all, wait_deleted, wait_one};
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::leftovers::device_results;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
@@ -98,7 +98,7 @@ async fn run_extended_resource(test_bed: &TestBed) -> anyhow::Result<()> {
     let object = test_bed.claims().get(claim).await?;
     let devices: Vec<_> = device_results(&object).collect();
     anyhow::ensure!(devices.len() == 1, "not one device: {devices:?}");
-    let inventory = GpuInventory::read(&test_bed.client).await?;
+    let inventory = test_bed.published_gpus().await?;
     let key = (devices[0].pool.clone(), devices[0].device.clone());
     let published = inventory.devices().find(|(device, _)| **device == key);
     let capacity = published.and_then(|(_, device)| device.capacity.clone()).unwrap_or_default();

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use super::test_bed::{TIMEOUT, TestBed, wait_one};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
 use crate::runner::Outcome;
 use crate::wait::CheckResult;
 
@@ -221,7 +220,7 @@ impl ProbeOutput {
 impl OneGpu {
     async fn new(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 1).await?;
-        let inventory = GpuInventory::read(&test_bed.client).await?;
+        let inventory = test_bed.published_gpus().await?;
         let device =
             inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
         Ok(Self { test_bed: test_bed.clone(), device: device.to_owned(), node })

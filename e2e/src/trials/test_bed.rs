@@ -59,9 +59,9 @@ impl TestBed {
         Self { config, client, operations, plugin, sizes, gpu_nodes, namespace }
     }
 
-    /// Waits until all nodes publish their GPUs, as at the first trial.
-    pub(super) async fn wait_published(&self) -> anyhow::Result<()> {
-        Ok(self.gpu_nodes.publish(&self.client).await?)
+    /// Waits until all nodes publish their GPUs, as at the first trial, and returns these.
+    pub(super) async fn published_gpus(&self) -> anyhow::Result<GpuInventory> {
+        Ok(self.gpu_nodes.inventory(&self.client).await?)
     }
 
     /// Returns the sizes of the long trials.
@@ -96,7 +96,7 @@ impl TestBed {
         // Left by an interrupted run.
         leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
         leftovers::none_allocated(&self.client).await?;
-        self.wait_published().await?;
+        self.published_gpus().await?;
         leftovers::create_namespace(&self.client, &self.namespace).await?;
         let outcome = match trial(self.clone()).await {
             Err(error) => match error.downcast::<Skip>() {
@@ -129,18 +129,10 @@ impl TestBed {
             .ok_or_else(|| Skip("kubectl-tessera is not built, or there is no kubeconfig".into()))
     }
 
-    /// Returns a node with that many GPUs of a product, or a reason to skip the trial. Waits for
-    /// slices that a kubelet deletes when it starts, which may be after the first wait.
+    /// Returns a node with that many GPUs of a product, or a reason to skip the trial.
     pub async fn node_with(&self, word: &str, count: usize) -> anyhow::Result<String> {
-        const TRIES: usize = 3;
-        for _ in 0..TRIES {
-            self.wait_published().await?;
-            let inventory = GpuInventory::read(&self.client).await?;
-            if let Some(node) = inventory.node_with(word, count) {
-                return Ok(node.to_owned());
-            }
-        }
-        Err(Skip(format!("no node with {count} {word} GPUs")).into())
+        let node = self.published_gpus().await?.node_with(word, count).map(str::to_owned);
+        node.ok_or_else(|| Skip(format!("no node with {count} {word} GPUs")).into())
     }
 
     /// Returns the API of the namespace's pods.

@@ -1,6 +1,6 @@
 //! Failure and recovery of one GPU after the other, so that the driver writes slices.
 
-use crate::inventory::{DRIVER, GpuInventory, attribute};
+use crate::inventory::{DRIVER, attribute};
 use crate::operations::Operations;
 use crate::random::Random;
 use crate::trials::gpu::wait_taint;
@@ -28,7 +28,7 @@ impl<'a> FailingGpus<'a> {
         operations: &'a Operations,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        let inventory = GpuInventory::read(&test_bed.client).await?;
+        let inventory = test_bed.published_gpus().await?;
         let gpus = inventory.devices().filter_map(|((pool, name), device)| {
             let node = inventory.node_of(pool)?.to_owned();
             let uuid = attribute(device, "uuid").as_str()?.to_owned();
