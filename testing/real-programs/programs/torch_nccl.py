@@ -1,7 +1,5 @@
-"""NCCL by PyTorch: two processes on two GPUs, collectives, in a graph and with full shares.
-
-Kernels of the fake driver move no data: DistributedDataParallel, which compares the models of its
-processes by a collective, cannot begin.
+"""NCCL by PyTorch: two processes on two GPUs, collectives, in a graph and with full shares, and
+DistributedDataParallel.
 """
 
 import os
@@ -11,6 +9,26 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from report import MIB, fill, say
+
+
+def train(rank):
+    """Trains a model with DistributedDataParallel, which reduces gradients while it computes others.
+
+    Kernels of the fake driver move no data, so that the processes cannot compare their models at
+    the beginning: without init_sync.
+    """
+    layers = [torch.nn.Linear(512, 512) for _ in range(8)]
+    model = torch.nn.Sequential(*layers).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=[rank], init_sync=False, bucket_cap_mb=1
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(64, 512, device="cuda")).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return sum(parameter.grad is not None for parameter in model.parameters())
 
 
 def work(rank, world, store):
@@ -39,7 +57,8 @@ def work(rank, world, store):
     torch.cuda.synchronize()
     # NCCL ends a communicator after the graphs that use it.
     graph.reset()
-    say(rank=rank, total=torch.cuda.mem_get_info()[1], oom=error, held=taken > 0)
+    gradients = train(rank)
+    say(rank=rank, gradients=gradients, total=torch.cuda.mem_get_info()[1], oom=error, held=taken > 0)
     dist.barrier()
     dist.destroy_process_group()
 
