@@ -95,8 +95,13 @@ impl TestBed {
     /// Makes rounds in which the process of slot 0 is charged a part of each second, and NVML
     /// reports another part of its PID, in percent.
     fn work(&mut self, rounds: u64, pid: u32, charged: u64, used: u32) {
+        self.work_of(rounds, charged, &[(pid, used)]);
+    }
+
+    /// [`work`](Self::work) of which NVML reports these uses by PID.
+    fn work_of(&mut self, rounds: u64, charged: u64, uses: &[(u32, u32)]) {
         let ledger = Ledger::of(&self.node, "a");
-        self.node.gpus.work(0, &[(pid, used)]);
+        self.node.gpus.work(0, uses);
         for _ in 0..rounds {
             let at = HEADER_LEN + offset_of!(SlotPage, compute.gpu_ns);
             ledger.word(at, charged_so_far(&self.node) + charged * SECOND / 100);
@@ -190,6 +195,36 @@ async fn gpu_time_that_events_do_not_show_is_corrected_and_reported() {
     bed.work(40, 100, 40, 40);
     let gain = bed.published().gain.as_quotient();
     assert!((0.98..=1.02).contains(&gain), "{gain}");
+}
+
+/// Work that ran after NVML's last sample is not in it: the younger it is, the less that can be.
+#[tokio::test]
+async fn young_samples_correct_gpu_time_within_seconds() {
+    let mut bed = TestBed::new().await;
+    let _alive = process(&bed.node, 0, 100, 300);
+    bed.node.gpus.hold(0, &[holds(100, 300)]);
+    bed.work(4, 100, 70, 60);
+    assert_eq!(bed.published().gain, Gain::ONE, "of an unknown age");
+    bed.node.gpus.sampled(Duration::from_millis(100));
+    bed.work(3, 100, 70, 60);
+    let gain = bed.published().gain.as_quotient();
+    assert!((0.85..=0.95).contains(&gain), "{gain}");
+}
+
+/// Others pay for what a container is charged too little.
+#[tokio::test]
+async fn uses_above_the_charge_count_more_beside_others() {
+    let mut gains = Vec::new();
+    for others in [&[][..], &[(999, 30)]] {
+        let mut bed = TestBed::new().await;
+        let _alive = process(&bed.node, 0, 100, 300);
+        bed.node.gpus.hold(0, &[holds(100, 300)]);
+        bed.node.gpus.sampled(Duration::from_millis(100));
+        bed.work_of(20, 10, &[&[(100, 11)], others].concat());
+        gains.push(bed.published().gain.as_quotient());
+    }
+    let [alone, beside] = gains[..] else { unreachable!("one for each") };
+    assert!((1.02..1.06).contains(&alone) && (1.06..1.1).contains(&beside), "{gains:?}");
 }
 
 #[tokio::test]

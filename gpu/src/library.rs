@@ -176,6 +176,9 @@ pub struct ProcessUtilization {
     /// Time of the last sample in us, by which the next call continues; that of the call if there
     /// is no newer sample.
     pub last_us: u64,
+    /// Time since that sample. `None` if there is no newer sample, or if its time is in the future:
+    /// the clock of the node was set.
+    pub age: Option<Duration>,
     /// Percent of the time, by PID. Processes without work are not listed.
     pub percent: BTreeMap<u32, u32>,
 }

@@ -10,6 +10,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use nvml_wrapper::Device;
 use nvml_wrapper::enums::device::SampleValue;
@@ -259,9 +260,11 @@ impl GpuLibrary for NvmlLibrary {
     ) -> Result<Option<ProcessUtilization>, LibraryError> {
         self.with_gpu(gpu, "nvmlDeviceGetProcessUtilization", |device| {
             match device.process_utilization_stats(since_us) {
-                Ok(samples) => Ok(Some(utilization(since_us, samples))),
+                Ok(samples) => Ok(Some(utilization(since_us, samples, SystemTime::now()))),
                 // There is no sample since then.
-                Err(NvmlError::NotFound) => Ok(Some(utilization(since_us, Vec::new()))),
+                Err(NvmlError::NotFound) => {
+                    Ok(Some(ProcessUtilization { last_us: since_us, ..Default::default() }))
+                }
                 Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
                 Err(error) => Err(error),
             }
@@ -299,14 +302,23 @@ impl GpuLibrary for NvmlLibrary {
 
 /// Returns the samples by PID. NVML reports a process that does compute and graphics twice, and
 /// numbers above 100 for samples that it has not taken; it leaves array elements empty (PID 0).
-fn utilization(since_us: u64, samples: Vec<ProcessUtilizationSample>) -> ProcessUtilization {
-    let mut found = ProcessUtilization { last_us: since_us, percent: BTreeMap::new() };
+fn utilization(
+    since_us: u64,
+    samples: Vec<ProcessUtilizationSample>,
+    now: SystemTime,
+) -> ProcessUtilization {
+    let mut found = ProcessUtilization { last_us: since_us, ..Default::default() };
     for sample in samples.into_iter().filter(|sample| sample.pid != 0 && sample.sm_util <= 100) {
         found.last_us = found.last_us.max(sample.timestamp);
         if sample.sm_util > 0 {
             let percent = found.percent.entry(sample.pid).or_default();
             *percent = (*percent + sample.sm_util).min(100);
         }
+    }
+    if found.last_us > since_us {
+        // NVML's times of samples are microseconds of the real-time clock.
+        let sampled_at = SystemTime::UNIX_EPOCH + Duration::from_micros(found.last_us);
+        found.age = now.duration_since(sampled_at).ok();
     }
     found
 }
@@ -340,7 +352,11 @@ mod tests {
             sample(9, 4_294_967_295, 99),
             sample(0, 50, 99),
         ];
-        let found = utilization(10, samples);
-        assert_eq!(found, ProcessUtilization { last_us: 22, percent: [(7, 70)].into() });
+        let at = |us| SystemTime::UNIX_EPOCH + Duration::from_micros(us);
+        let found = utilization(10, samples.clone(), at(25));
+        let age = Some(Duration::from_micros(3));
+        assert_eq!(found, ProcessUtilization { last_us: 22, age, percent: [(7, 70)].into() });
+        assert_eq!(utilization(10, samples, at(21)).age, None, "the clock was set back");
+        assert_eq!(utilization(10, Vec::new(), at(25)).age, None, "no newer sample");
     }
 }

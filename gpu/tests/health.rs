@@ -196,7 +196,7 @@ fn reads_utilization_of_processes_since_the_last_sample() {
     let node = Node::new(shipped::A100_4_PCIE);
     let library = node.library();
     let none = library.utilization(&node.uuid(1), 7).unwrap().expect("it is supported");
-    assert_eq!(none, ProcessUtilization { last_us: 7, percent: [].into() });
+    assert_eq!(none, ProcessUtilization { last_us: 7, age: None, percent: [].into() });
     node.control
         .update(|control| {
             let process = ForeignProcess { pid: 4_000_000, used_mib: 2048, name: String::new() };
@@ -206,6 +206,7 @@ fn reads_utilization_of_processes_since_the_last_sample() {
     let found = library.utilization(&node.uuid(1), 7).unwrap().expect("it is supported");
     assert_eq!(found.percent, [(4_000_000, 50)].into());
     assert!(found.last_us > 7, "the time of the sample");
+    assert!(found.age.is_some_and(|age| age < Duration::from_secs(3_600)), "{:?}", found.age);
     let unknown = GpuUuid::new("GPU-00000000-0000-0000-0000-00000000dead").unwrap();
     assert!(matches!(library.utilization(&unknown, 0), Err(LibraryError::Lost { .. })));
 }

@@ -18,7 +18,7 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tessera_api::{
@@ -108,6 +108,10 @@ struct GpuReading {
     processes: Vec<GpuProcess>,
     /// The utilization. `None` if there is no newer sample.
     utilization: Option<ProcessUtilization>,
+    /// Sum of the utilization of all processes in percent.
+    percent: u32,
+    /// Time of the last sample. `None` if it is unknown.
+    sampled_at: Option<Instant>,
     /// Time since the last reading in ns; 0 for the first.
     wall_ns: u64,
     /// True if NVML does not report the utilization of processes.
@@ -207,13 +211,16 @@ impl HostMeasurement {
             None
         });
         let is_unsupported = utilization.is_none();
+        let age = utilization.as_ref().and_then(|utilization| utilization.age);
+        let sampled_at = age.and_then(|age| Instant::now().checked_sub(age));
         let newer = utilization.filter(|utilization| utilization.last_us > since_us);
         let last_us = newer.as_ref().map_or(since_us, |newer| newer.last_us);
         self.sampled.insert(gpu.clone(), Sampled { last_us, at_ns: now_ns });
         let wall_ns = before.map_or(0, |before| now_ns.saturating_sub(before.at_ns));
         // The first samples are of any time.
         let utilization = newer.filter(|_| since_us > 0);
-        Some(GpuReading { processes, utilization, wall_ns, is_unsupported })
+        let percent = utilization.iter().flat_map(|of| of.percent.values()).sum();
+        Some(GpuReading { processes, utilization, percent, sampled_at, wall_ns, is_unsupported })
     }
 
     /// Measures the shares of one GPU.
@@ -329,12 +336,17 @@ struct FoundShare {
 impl FoundShare {
     /// Returns the GPU time that NVML reports for its processes since the last reading, in ns.
     fn used_ns(&self, reading: &GpuReading) -> u64 {
-        self.percent.iter().map(|percent| reading.wall_ns / 100 * u64::from(*percent)).sum()
+        reading.wall_ns / 100 * u64::from(self.sum())
+    }
+
+    /// Returns the sum of the utilization of its processes in percent.
+    fn sum(&self) -> u32 {
+        self.percent.iter().sum()
     }
 
     /// Returns the utilization that NVML reports for its processes together, in percent.
     fn percent(&self) -> u8 {
-        u8::try_from(self.percent.iter().sum::<u32>().min(100)).unwrap_or(100)
+        u8::try_from(self.sum().min(100)).unwrap_or(100)
     }
 }
 
@@ -359,12 +371,16 @@ impl MeasuredShare {
         }
         let charged = usage.gpu_time.saturating_sub(before);
         let outstanding = usage.processes.iter().map(|process| process.outstanding_ns);
+        // The ledgers were read after NVML, which may take long: the sample is older by that.
+        let age_ns = reading.sampled_at.and_then(|at| u64::try_from(at.elapsed().as_nanos()).ok());
         self.estimator.add(Interval {
             wall_ns,
+            age_ns,
             charged_ns: u64::try_from(charged.as_nanos()).unwrap_or(u64::MAX),
             outstanding_ns: outstanding.fold(0, u64::saturating_add),
             used_ns: found.used_ns(reading),
             processes: u32::try_from(found.percent.len()).unwrap_or(u32::MAX),
+            is_contended: reading.percent > found.sum(),
             is_late: usage
                 .processes
                 .iter()

@@ -58,6 +58,8 @@ struct State {
     utilization: BTreeMap<GpuUuid, BTreeMap<u32, u32>>,
     /// GPUs without new samples of utilization.
     idle: BTreeSet<GpuUuid>,
+    /// Age of the samples, `None` if it is unknown.
+    sample_age: Option<Duration>,
 }
 
 /// The library. Clones share it.
@@ -120,6 +122,11 @@ impl FakeGpus {
         });
     }
 
+    /// Sets the age of the samples of utilization at each reading.
+    pub fn sampled(&self, age: Duration) {
+        self.change(|state| state.sample_age = Some(age));
+    }
+
     /// Lets a GPU have no new samples of utilization: no process works.
     pub fn idle(&self, number: u32) {
         self.work(number, &[]);
@@ -177,7 +184,7 @@ impl GpuLibrary for FakeGpus {
         let state = self.shared.0.lock().expect("no panic");
         let percent = state.utilization.get(gpu).cloned();
         let last_us = since_us + u64::from(!state.idle.contains(gpu));
-        Ok(percent.map(|percent| ProcessUtilization { last_us, percent }))
+        Ok(percent.map(|percent| ProcessUtilization { last_us, age: state.sample_age, percent }))
     }
 
     fn busy_percent(&self, gpu: &GpuUuid) -> Result<Option<u8>, LibraryError> {

@@ -56,7 +56,7 @@ const PROGRAMS: [Program; 11] = [
         name: "NCCL",
         stack: "torch",
         packages: &["nvidia-nccl-cu13", "torch"],
-        checked: "two processes on two shares: collectives of `torch.distributed`, one of them with full shares, one in a graph",
+        checked: "two processes on two shares: collectives of `torch.distributed`, one of them with full shares, one in a graph; training with `DistributedDataParallel`, with `init_sync=False` because it compares the models otherwise",
     },
     Program {
         name: "JAX (XLA, cuDNN)",
@@ -85,8 +85,7 @@ const PROGRAMS: [Program; 11] = [
 ];
 
 /// Programs that are not in this suite, with the reason.
-const NOT_CHECKED: [(&str, &str); 5] = [
-    ("DDP", "compares models by a collective, and kernels of the fake driver move no data"),
+const NOT_CHECKED: [(&str, &str); 4] = [
     ("gpustat", "no wheel on the Python package index"),
     ("llama.cpp (llama-cpp-python)", "no wheel with CUDA on the Python package index"),
     ("MXNet", "no release since 2022; its wheels need CUDA 11.2 and Python 3.8"),

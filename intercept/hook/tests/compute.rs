@@ -135,6 +135,24 @@ fn programs_below_their_cap_keep_their_speed() {
     }
 }
 
+/// Four streams whose kernels run at the same time use the GPU as long as one of them.
+#[test]
+fn streams_that_run_at_once_get_their_cap() {
+    let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
+    let program = compute(&node);
+    for (kernel, us) in [("spin_for_100us", "100"), ("spin_for_1ms", "1000")] {
+        let share = node.share_of_time(kernel, ComputePolicy::Fixed, 25);
+        let container = node.container(&[&share]);
+        let arguments = ["streams", kernel, us, "1000", "3"];
+        let lines = container.start(&program, &arguments).lines_with("gpu");
+        assert_eq!(lines.len(), 3);
+        // The launches of a round begin one after the other.
+        for line in &lines {
+            assert!((0.19..0.265).contains(&number(line, "gpu")), "{kernel}: {lines:?}");
+        }
+    }
+}
+
 /// Publishes a rate without contention, at a time of the host's clock.
 fn publish(share: &NodeShare, rate: Rate, now_ns: u64) {
     publish_scaled(share, rate, Rate::FULL, now_ns);
@@ -155,13 +173,15 @@ const AHEAD_NS: u64 = 30_000_000_000;
 #[test]
 fn launches_beside_a_long_kernel_are_not_delayed() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };
-    let last = |lines: &[Value]| number(lines.last().expect("rounds"), "ns");
+    let rounds = |lines: &[Value]| lines.iter().map(|line| number(line, "ns")).collect::<Vec<_>>();
     for shapes in ["1", "3"] {
-        let free = last(&node.container_without_library().run_c("overlap", false, &[shapes]));
+        let free = rounds(&node.container_without_library().run_c("overlap", false, &[shapes]));
         let share = node.share_of_time(&format!("of-{shapes}"), ComputePolicy::Balance, 90);
         publish(&share, Rate::FULL, monotonic_ns() + AHEAD_NS);
-        let with = last(&node.container(&[&share]).run_c("overlap", false, &[shapes]));
-        assert!(with <= free * 1.2, "{shapes} shapes: {with} ns, {free} without the library");
+        let with = rounds(&node.container(&[&share]).run_c("overlap", false, &[shapes]));
+        assert!(with.len() > 2 && with.len() == free.len(), "{with:?}");
+        let are_fast = with.iter().zip(&free).all(|(with, free)| *with <= free * 1.2);
+        assert!(are_fast, "{shapes} shapes: {with:?} ns, {free:?} without the library");
     }
 }
 

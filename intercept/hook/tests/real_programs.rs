@@ -278,6 +278,7 @@ fn nccl_runs_between_two_shares() {
     for rank in ranks {
         assert_eq!((&rank["total"], &rank["held"]), (&total().into(), &true.into()));
         assert_eq!(rank["oom"], "OutOfMemoryError");
+        assert_eq!(rank["gradients"], 16, "of 8 layers by DistributedDataParallel");
     }
     assert_eq!(field(&lines, "processes"), "ended");
 }

@@ -14,9 +14,25 @@ use crate::{MS, S};
 pub enum CoTenant {
     /// No co-tenant.
     None,
+    /// A container with a cap of [`CoTenant::CAP_PERCENT`] and the kernels of [`Self::Unlimited`].
+    Capped,
     /// A container without limit that launches kernels of 1 ms all the time (10 ms beside kernels
     /// of 50 ms and more).
     Unlimited,
+}
+
+impl CoTenant {
+    /// Cap of [`CoTenant::Capped`] in percent.
+    pub const CAP_PERCENT: u32 = 10;
+
+    /// Returns its limiter and its cap in percent. `None` without a co-tenant.
+    const fn limit(self) -> Option<(Limiter, u32)> {
+        match self {
+            Self::None => None,
+            Self::Capped => Some((Limiter::Tessera(ComputePolicy::Fixed), Self::CAP_PERCENT)),
+            Self::Unlimited => Some((Limiter::Tessera(ComputePolicy::None), 100)),
+        }
+    }
 }
 
 /// Workload of the limited container.
@@ -28,6 +44,10 @@ pub struct Workload {
     pub pattern: Pattern,
     /// Number of processes.
     pub processes: usize,
+    /// Number of streams of each process, to which launches go in turn.
+    pub streams: usize,
+    /// Part of the SMs that each kernel fills, in percent of the GPU.
+    pub fill_percent: u32,
     /// Co-tenant.
     pub co_tenant: CoTenant,
 }
@@ -43,8 +63,8 @@ pub struct Accuracy {
     pub short: f64,
     /// Largest error over windows of 5 s, or of 50 kernels per process if that is longer.
     pub long: f64,
-    /// Share of its remaining time that the co-tenant got. Context switches belong to no
-    /// container.
+    /// Part that the co-tenant got of the time that the workload leaves, or of its cap if that is
+    /// less. Context switches belong to no container.
     pub co_tenant: Option<f64>,
 }
 
@@ -52,6 +72,23 @@ pub struct Accuracy {
 const WARM_UP: u64 = S;
 
 impl Workload {
+    /// Returns a process that launches kernels that fill the GPU in one stream, alone on it.
+    #[must_use]
+    pub const fn new(kernel: u64, pattern: Pattern) -> Self {
+        Self {
+            kernel,
+            pattern,
+            processes: 1,
+            streams: 1,
+            fill_percent: 100,
+            co_tenant: CoTenant::None,
+        }
+    }
+
+    fn program(&self) -> Program {
+        Program::new(self.kernel, self.pattern).streams(self.streams).fill(self.fill_percent)
+    }
+
     /// Returns the lengths of the two windows of the error. A running kernel cannot be stopped, so
     /// no limiter can hold a cap over the time of a few kernels.
     #[must_use]
@@ -79,30 +116,12 @@ impl Workload {
 #[must_use]
 pub fn run(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> World {
     let mut world = World::new(GpuSpec::default(), Host::default(), seed);
-    world.add(Container {
-        program: Program::new(workload.kernel, workload.pattern),
-        processes: workload.processes,
-        gpu: 0,
-        limiter,
-        percent,
-        limit_percent: 100,
-        priority: 0,
-        cpu_percent: None,
-    });
-    if workload.co_tenant == CoTenant::Unlimited {
-        world.add(Container {
-            program: Program::new(
-                if workload.kernel < 50 * MS { MS } else { 10 * MS },
-                Pattern::Async,
-            ),
-            processes: 1,
-            gpu: 0,
-            limiter: Limiter::Tessera(ComputePolicy::None),
-            percent: 0,
-            limit_percent: 100,
-            priority: 0,
-            cpu_percent: None,
-        });
+    let container = Container::new(workload.program(), limiter, percent);
+    world.add(Container { processes: workload.processes, ..container });
+    if let Some((limiter, percent)) = workload.co_tenant.limit() {
+        let kernel = if workload.kernel < 50 * MS { MS } else { 10 * MS };
+        let program = Program::new(kernel, Pattern::Async);
+        world.add(Container::new(program, limiter, percent));
     }
     world.run(workload.end(percent));
     world
@@ -129,8 +148,10 @@ pub fn measure(
     let (short, long) = workload.windows();
     let (start, end) = (workload.warm_up(percent), workload.end(percent));
     let record = world.record();
-    let co_tenant = (workload.co_tenant != CoTenant::None)
-        .then(|| record.part(1, start, end) / (1.0 - expected - record.switching(start, end)));
+    let co_tenant = workload.co_tenant.limit().map(|(_, percent)| {
+        let left = 1.0 - expected - record.switching(start, end);
+        record.part(1, start, end) / left.min(f64::from(percent) / 100.0)
+    });
     Accuracy {
         expected,
         actual: record.part(0, start, end),

@@ -236,6 +236,10 @@ impl ContainerLimiter {
     ) {
         if let ProcessLimiter::Tessera(state) = process {
             let (budget, meter, _) = &mut **state;
+            // The hook takes the meter's lock only then.
+            if !meter.is_busy() {
+                return budget.waited(true);
+            }
             meter.synced(&self.view(budget, slot, now), &mut GpuEventTimer { gpu, context }, now);
         }
     }

@@ -22,6 +22,8 @@ struct Sampled {
 pub(crate) struct ClosedLoop {
     processes: Vec<Sampled>,
     sampled_at: u64,
+    /// Time of the last sample of the last reading.
+    read_sample_at: u64,
     read_at: u64,
     shares: Vec<ShareLoop>,
 }
@@ -57,13 +59,15 @@ impl ClosedLoop {
     /// GPUs.
     pub(crate) fn read(
         &mut self,
-        wall_ns: u64,
+        now: u64,
         containers: &[Charged],
         container_of: impl Fn(usize) -> usize,
         random: &mut Random,
     ) -> Vec<Gain> {
-        let sampled_ns = self.sampled_at.saturating_sub(self.read_at).max(1);
-        self.read_at = self.sampled_at;
+        let wall_ns = now - core::mem::replace(&mut self.read_at, now);
+        let sampled_ns = self.sampled_at.saturating_sub(self.read_sample_at).max(1);
+        self.read_sample_at = self.sampled_at;
+        let age_ns = now - self.sampled_at;
         let mut used = vec![(0, 0); containers.len()];
         for (at, process) in self.processes.iter_mut().enumerate() {
             let ran = process.ran - core::mem::replace(&mut process.read, process.ran);
@@ -73,16 +77,19 @@ impl ClosedLoop {
             *processes += u32::from(percent > 0);
         }
         self.shares.resize(containers.len(), ShareLoop::default());
+        let all_ns: u64 = used.iter().map(|(used_ns, _)| used_ns).sum();
         let shares = self.shares.iter_mut().zip(containers).zip(used);
         let gain = |((share, charged), (used_ns, processes)): ((&mut ShareLoop, &Charged), _)| {
             let before_ns = core::mem::replace(&mut share.charged_ns, charged.gpu_ns);
             let charged_ns = charged.gpu_ns.saturating_sub(before_ns);
             share.estimator.add(Interval {
                 wall_ns,
+                age_ns: Some(age_ns),
                 charged_ns,
                 outstanding_ns: charged.outstanding_ns,
                 used_ns,
                 processes,
+                is_contended: all_ns > used_ns,
                 is_late: charged.is_late,
             });
             share.estimator.gain()

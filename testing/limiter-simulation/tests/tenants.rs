@@ -10,24 +10,6 @@ const BALANCE: Limiter = Limiter::Tessera(ComputePolicy::Balance);
 const NONE: Limiter = Limiter::Tessera(ComputePolicy::None);
 const NO_HOST: Host = Host { every: None, delay: 0, measures: false };
 
-fn container(program: Program, limiter: Limiter, percent: u32) -> Container {
-    Container {
-        program,
-        processes: 1,
-        gpu: 0,
-        limiter,
-        percent,
-        limit_percent: 100,
-        priority: 0,
-        cpu_percent: None,
-    }
-}
-
-/// Returns a container that has no work. A share alone under `Balance` is not metered at all.
-fn idle() -> Container {
-    container(Program::new(MS, Pattern::Async).active(vec![]), NONE, 0)
-}
-
 fn world(containers: impl IntoIterator<Item = Container>) -> World {
     let mut world = World::new(GpuSpec::default(), Host::default(), 3);
     for container in containers {
@@ -42,8 +24,10 @@ fn equal_caps_get_equal_time_within_5_percent() {
         [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * MS), (300 * US, 700 * US)]
     {
         let program = |kernel| Program::new(kernel, Pattern::Async);
-        let mut world =
-            world([container(program(first), FIXED, 50), container(program(second), FIXED, 50)]);
+        let mut world = world([
+            Container::new(program(first), FIXED, 50),
+            Container::new(program(second), FIXED, 50),
+        ]);
         world.run(11 * S);
         let ratio = world.record().part(0, S, 11 * S) / world.record().part(1, S, 11 * S);
         assert!((0.95..=1.05).contains(&ratio), "{first} beside {second}: {ratio}");
@@ -56,8 +40,10 @@ fn caps_of_30_and_70_percent_hold_within_10_percent() {
         [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * US), (50 * MS, 5 * MS)]
     {
         let program = |kernel| Program::new(kernel, Pattern::Async);
-        let mut world =
-            world([container(program(first), FIXED, 30), container(program(second), FIXED, 70)]);
+        let mut world = world([
+            Container::new(program(first), FIXED, 30),
+            Container::new(program(second), FIXED, 70),
+        ]);
         world.run(11 * S);
         let ratio = world.record().part(1, S, 11 * S) / world.record().part(0, S, 11 * S);
         assert!((2.1..=2.566).contains(&ratio), "{first} beside {second}: {ratio}");
@@ -71,8 +57,8 @@ fn balance_uses_idle_time_and_yields_within_200_ms() {
         let returning =
             Program::new(MS, Pattern::Batch { launches: 16 }).active(vec![(return_time, 6 * S)]);
         let mut world = world([
-            container(Program::new(kernel, Pattern::Async), BALANCE, 30),
-            container(returning, NONE, 0),
+            Container::new(Program::new(kernel, Pattern::Async), BALANCE, 30),
+            Container::new(returning, NONE, 0),
         ]);
         world.run(8 * S);
         let part = |from, to| world.record().part(0, from, to);
@@ -88,11 +74,11 @@ fn balance_uses_idle_time_and_yields_within_200_ms() {
 fn balance_yields_to_co_tenant_within_its_share() {
     // Its share is 50 %, of which it uses 20 %.
     let small = Program::new(2 * MS, Pattern::Sync { gap: 8 * MS });
-    let mut alone = world([container(small.clone(), FIXED, 50)]);
+    let mut alone = world([Container::new(small.clone(), FIXED, 50)]);
     alone.run(6 * S);
     let mut both = world([
-        container(small, FIXED, 50),
-        container(Program::new(200 * US, Pattern::Async), BALANCE, 50),
+        Container::new(small, FIXED, 50),
+        Container::new(Program::new(200 * US, Pattern::Async), BALANCE, 50),
     ]);
     both.run(6 * S);
     let retained = both.record().part(0, S, 6 * S) / alone.record().part(0, S, 6 * S);
@@ -103,7 +89,7 @@ fn balance_yields_to_co_tenant_within_its_share() {
 
 #[test]
 fn spare_time_goes_to_higher_priority() {
-    let busy = || container(Program::new(500 * US, Pattern::Async), BALANCE, 25);
+    let busy = || Container::new(Program::new(500 * US, Pattern::Async), BALANCE, 25);
     let mut first = busy();
     first.priority = 0;
     let mut second = busy();
@@ -119,7 +105,7 @@ fn spare_time_goes_to_higher_priority() {
 fn limit_above_the_guarantee_is_not_exceeded() {
     let busy = |limit_percent| Container {
         limit_percent,
-        ..container(Program::new(500 * US, Pattern::Async), BALANCE, 20)
+        ..Container::new(Program::new(500 * US, Pattern::Async), BALANCE, 20)
     };
     let mut alone = world([busy(50)]);
     alone.run(6 * S);
@@ -136,7 +122,7 @@ fn limit_above_the_guarantee_is_not_exceeded() {
 #[test]
 fn oversubscribed_guarantees_scale_down_in_proportion() {
     let busy =
-        |limiter, percent| container(Program::new(500 * US, Pattern::Async), limiter, percent);
+        |limiter, percent| Container::new(Program::new(500 * US, Pattern::Async), limiter, percent);
     for (limiters, percents) in [
         ([FIXED, FIXED, FIXED], [100, 50, 50]),
         ([BALANCE, BALANCE, BALANCE], [100, 50, 50]),
@@ -160,8 +146,8 @@ fn oversubscribed_guarantees_scale_down_in_proportion() {
 fn idle_oversubscribed_guarantee_costs_the_other_nothing() {
     let until = Program::new(500 * US, Pattern::Async).active(vec![(0, 4 * S), (7 * S, 11 * S)]);
     for limiter in [FIXED, BALANCE] {
-        let busy = container(Program::new(500 * US, Pattern::Async), limiter, 100);
-        let mut world = world([busy, container(until.clone(), limiter, 100)]);
+        let busy = Container::new(Program::new(500 * US, Pattern::Async), limiter, 100);
+        let mut world = world([busy, Container::new(until.clone(), limiter, 100)]);
         world.run(11 * S);
         let part = |from, to| world.record().part(0, from, to);
         for (from, to) in [(S, 4 * S), (8 * S, 11 * S)] {
@@ -176,8 +162,8 @@ fn idle_oversubscribed_guarantee_costs_the_other_nothing() {
 #[test]
 fn container_without_guarantee_waits_while_others_have_work() {
     let busy = |from, to| Program::new(500 * US, Pattern::Async).active(vec![(from, to)]);
-    let low = Container { priority: 2, ..container(busy(0, 12 * S), BALANCE, 0) };
-    let high = Container { priority: 0, ..container(busy(4 * S, 8 * S), BALANCE, 50) };
+    let low = Container { priority: 2, ..Container::new(busy(0, 12 * S), BALANCE, 0) };
+    let high = Container { priority: 0, ..Container::new(busy(4 * S, 8 * S), BALANCE, 50) };
     let mut world = world([low, high]);
     world.run(12 * S);
     let part = |of, from, to| world.record().part(of, from, to);
@@ -191,8 +177,8 @@ fn container_without_guarantee_waits_while_others_have_work() {
 fn cap_is_never_exceeded_without_host() {
     for kernel in [50 * US, 500 * US, 5 * MS, 50 * MS] {
         let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
-        world.add(container(Program::new(kernel, Pattern::Async), FIXED, 30));
-        world.add(container(Program::new(MS, Pattern::Async), NONE, 0));
+        world.add(Container::new(Program::new(kernel, Pattern::Async), FIXED, 30));
+        world.add(Container::new(Program::new(MS, Pattern::Async), NONE, 0));
         world.run(7 * S);
         let part = world.record().part(0, S, 7 * S);
         assert!((0.10..=0.31).contains(&part), "kernel {kernel}: {part}");
@@ -202,7 +188,7 @@ fn cap_is_never_exceeded_without_host() {
 #[test]
 fn balance_is_fixed_without_host() {
     let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
-    world.add(container(Program::new(500 * US, Pattern::Async), BALANCE, 40));
+    world.add(Container::new(Program::new(500 * US, Pattern::Async), BALANCE, 40));
     world.run(6 * S);
     let part = world.record().part(0, S, 6 * S);
     assert!((0.39..=0.41).contains(&part), "{part}");
@@ -213,8 +199,8 @@ fn known_slice_length_does_not_affect_caps() {
     for slice in [MS, 3 * MS, 6 * MS] {
         for kernel in [50 * US, 500 * US, 50 * MS] {
             let mut world = World::new(GpuSpec { slice, ..GpuSpec::default() }, Host::default(), 3);
-            world.add(container(Program::new(kernel, Pattern::Async), FIXED, 30));
-            world.add(container(Program::new(MS, Pattern::Async), NONE, 0));
+            world.add(Container::new(Program::new(kernel, Pattern::Async), FIXED, 30));
+            world.add(Container::new(Program::new(MS, Pattern::Async), NONE, 0));
             world.run(9 * S);
             let part = world.record().part(0, 2 * S, 9 * S);
             assert!((0.28..=0.32).contains(&part), "slice {slice}, kernel {kernel}: {part}");
@@ -225,7 +211,7 @@ fn known_slice_length_does_not_affect_caps() {
 #[test]
 fn killed_processes_are_reclaimed() {
     let program = Program::new(5 * MS, Pattern::Async);
-    let mut world = world([Container { processes: 8, ..container(program, FIXED, 40) }]);
+    let mut world = world([Container { processes: 8, ..Container::new(program, FIXED, 40) }]);
     for slot in 0..7 {
         world.run(S + slot as u64 * 100 * MS);
         world.kill(0, slot);
@@ -241,7 +227,7 @@ fn long_kernels_are_charged_without_co_tenants() {
     let program = Program::new(50 * US, Pattern::Async).tail(100, 10 * MS);
     let part = |seed| {
         let mut world = World::new(GpuSpec::default(), Host::default(), seed);
-        world.add(container(program.clone(), FIXED, 30));
+        world.add(Container::new(program.clone(), FIXED, 30));
         world.run(25 * S);
         world.record().part(0, 5 * S, 25 * S)
     };
@@ -256,7 +242,7 @@ fn kernels_of_two_lengths_get_their_cap() {
         for percent in [30, 80] {
             let mut world = World::new(GpuSpec::default(), NO_HOST, 3);
             let program = Program::new(100 * US, pattern).tail(2, 5 * MS);
-            world.add(container(program, FIXED, percent));
+            world.add(Container::new(program, FIXED, percent));
             world.run(60 * S);
             let part = world.record().part(0, 30 * S, 60 * S);
             let cap = f64::from(percent) / 100.0;
@@ -268,20 +254,11 @@ fn kernels_of_two_lengths_get_their_cap() {
 #[test]
 fn sparse_launches_are_not_throttled() {
     let sparse = || Program::new(200 * US, Pattern::Sparse { every: 10 * MS });
-    let mut free = world([container(sparse(), Limiter::None, 0)]);
-    let mut capped = world([container(sparse(), FIXED, 5)]);
+    let mut free = world([Container::new(sparse(), Limiter::None, 0)]);
+    let mut capped = world([Container::new(sparse(), FIXED, 5)]);
     free.run(6 * S);
     capped.run(6 * S);
     assert!(capped.launches(0) as f64 > free.launches(0) as f64 * 0.98);
-}
-
-#[test]
-fn overlapping_streams_are_charged_busy_time() {
-    let program = Program::new(5 * MS, Pattern::Async).streams(2);
-    let mut world = world([container(program, FIXED, 50)]);
-    world.run(7 * S);
-    let part = world.record().part(0, S, 7 * S);
-    assert!((0.40..=0.52).contains(&part), "{part}");
 }
 
 /// Threads lose their CPU at any point, also between a launch and its events.
@@ -291,7 +268,8 @@ fn preempted_launches_do_not_delay_later_ones() {
     for kernel in [3 * US, 50 * US, 700 * US, 5 * MS] {
         for pattern in [Pattern::Sync { gap: 0 }, Pattern::Async, Pattern::Batch { launches: 8 }] {
             for percent in [10, 50, 90] {
-                let mut world = world([container(Program::new(kernel, pattern), FIXED, percent)]);
+                let mut world =
+                    world([Container::new(Program::new(kernel, pattern), FIXED, percent)]);
                 world.set_cpu(cpu);
                 world.run(5 * S);
                 let longest = world.longest_unneeded_wait(0);
@@ -308,7 +286,7 @@ fn programs_with_a_cpu_limit_get_the_gpu_time_they_need() {
     let program = || Program::new(3 * US, Pattern::Sparse { every: 15 * US });
     let limited = |limiter, percent| Container {
         cpu_percent: Some(50),
-        ..container(program(), limiter, percent)
+        ..Container::new(program(), limiter, percent)
     };
     let mut free = world([limited(Limiter::None, 0)]);
     free.run(11 * S);
@@ -331,40 +309,15 @@ fn programs_below_their_cap_keep_their_speed() {
         (20 * US, 6 * US, Pattern::Batch { launches: 100 }),
     ] {
         let program = || Program::new(kernel, pattern).overlap(overlap);
-        let mut free = world([container(program(), Limiter::None, 0)]);
+        let mut free = world([Container::new(program(), Limiter::None, 0)]);
         free.run(6 * S);
         let needed = free.record().part(0, S, 6 * S);
-        let mut capped = world([container(program(), FIXED, (needed * 100.0 / 0.9).ceil() as u32)]);
+        let mut capped =
+            world([Container::new(program(), FIXED, (needed * 100.0 / 0.9).ceil() as u32)]);
         capped.run(6 * S);
         let got = capped.record().part(0, S, 6 * S);
         assert!(got > needed * 0.97, "{pattern:?}, {} us: {got} of {needed}", kernel / US);
     }
-}
-
-/// Compute and communication overlap: NCCL's kernels take as long as their peers.
-#[test]
-fn long_kernels_do_not_delay_launches_in_other_streams() {
-    let program = || {
-        let pattern = Pattern::Beside { long: 50 * MS, launches: 2_000 };
-        Program::new(20 * US, pattern).streams(2).fill(90)
-    };
-    let launches = |limiter| {
-        let mut world = world([container(program(), limiter, 90), idle()]);
-        world.run(10 * S);
-        world.launches(0) as f64
-    };
-    let (free, balanced) = (launches(Limiter::None), launches(BALANCE));
-    assert!(balanced > free / 1.02, "{balanced} of {free}");
-}
-
-#[test]
-fn overlapping_long_and_short_kernels_are_charged_busy_time() {
-    let pattern = Pattern::Beside { long: 50 * MS, launches: 2_000 };
-    let program = Program::new(20 * US, pattern).streams(2).fill(90);
-    let mut world = world([container(program, FIXED, 50)]);
-    world.run(11 * S);
-    let part = world.record().part(0, S, 11 * S);
-    assert!((0.45..=0.52).contains(&part), "{part}");
 }
 
 /// A language model has that many shapes.
@@ -372,7 +325,7 @@ fn overlapping_long_and_short_kernels_are_charged_busy_time() {
 fn thousands_of_shapes_keep_their_speed() {
     let launches = |limiter| {
         let program = Program::new(20 * US, Pattern::Async).shapes(3_000);
-        let mut world = world([container(program, limiter, 90), idle()]);
+        let mut world = world([Container::new(program, limiter, 90), Container::idle()]);
         world.run(3 * S);
         world.launches(0) as f64
     };
@@ -384,42 +337,9 @@ fn thousands_of_shapes_keep_their_speed() {
 fn part_at_30_percent(program: &Program, processes: usize, measures: bool) -> f64 {
     let host = Host { measures, ..Host::default() };
     let mut world = World::new(GpuSpec::default(), host, 3);
-    world.add(Container { processes, ..container(program.clone(), FIXED, 30) });
+    world.add(Container { processes, ..Container::new(program.clone(), FIXED, 30) });
     world.run(50 * S);
     world.record().part(0, 30 * S, 50 * S)
-}
-
-/// Inference servers launch short kernels in several streams. Events show them one by one.
-#[test]
-fn short_kernels_in_many_streams_get_their_cap() {
-    // More streams than channels delay each other's events, beyond the least gain.
-    for (streams, fill, least) in [(8, 12, 0.28), (8, 60, 0.28), (8, 100, 0.28), (20, 12, 0.25)] {
-        for kernel in [20 * US, 200 * US] {
-            let program = Program::new(kernel, Pattern::Async).streams(streams).fill(fill);
-            if fill == 12 {
-                let without = part_at_30_percent(&program, 1, false);
-                assert!(without < 0.22, "charged several times: {without}");
-            }
-            let part = part_at_30_percent(&program, 1, true);
-            let what = format!("{streams} streams, {fill} %, {} us", kernel / US);
-            assert!((least..=0.32).contains(&part), "{what}: {part}");
-        }
-    }
-}
-
-/// Each stream's launches wait for tokens while those of the others are under way.
-#[test]
-fn streams_beside_an_unlimited_co_tenant_get_their_cap() {
-    for (kernel, processes) in [(2 * US, 3), (50 * US, 1), (2 * MS, 1)] {
-        let program = Program::new(kernel, Pattern::Async).streams(4).fill(25);
-        let mut world = world([
-            Container { processes, ..container(program, FIXED, 30) },
-            container(Program::new(MS, Pattern::Async), NONE, 0),
-        ]);
-        world.run(40 * S);
-        let part = world.record().part(0, 25 * S, 40 * S);
-        assert!((0.27..=0.32).contains(&part), "{} us, {processes}: {part}", kernel / US);
-    }
 }
 
 /// An event between two kernels of programmatic dependent launch separates them: such a sample is
@@ -429,7 +349,7 @@ fn dependent_launches_get_their_cap() {
     for kernel in [10 * US, 100 * US] {
         for percent in [30, 70] {
             let program = Program::new(kernel, Pattern::Async).overlap(kernel / 3);
-            let mut world = world([container(program, FIXED, percent)]);
+            let mut world = world([Container::new(program, FIXED, percent)]);
             world.run(50 * S);
             let part = world.record().part(0, 30 * S, 50 * S);
             let cap = f64::from(percent) / 100.0;
@@ -449,33 +369,13 @@ fn launches_without_events_get_their_cap() {
         let alone = part_at_30_percent(&program, 1, true);
         assert!((0.28..=0.32).contains(&alone), "{us} us: {alone}");
         let mut world = world([
-            container(program, FIXED, 30),
-            container(Program::new(MS, Pattern::Async), NONE, 0),
+            Container::new(program, FIXED, 30),
+            Container::new(Program::new(MS, Pattern::Async), NONE, 0),
         ]);
         world.run(50 * S);
         let part = world.record().part(0, 30 * S, 50 * S);
         assert!((0.25..=0.32).contains(&part), "{us} us beside another: {part}");
     }
-}
-
-/// A process with two ranks of a collective: a held launch lets the kernel of its peer spin.
-#[test]
-fn collectives_within_a_process_make_progress() {
-    let rounds = |limiter, percent| {
-        let program = Program::new(100 * US, Pattern::Rendezvous).streams(2).fill(10);
-        let mut world = world([container(program, limiter, percent), idle()]);
-        world.run(20 * S);
-        let before = world.launches(0);
-        world.run(40 * S);
-        let launches = (world.launches(0) - before) as f64;
-        (launches, world.record().part(0, 20 * S, 40 * S))
-    };
-    let (free, needed) = rounds(Limiter::None, 0);
-    let (enough, _) = rounds(FIXED, (needed * 100.0 / 0.9).ceil() as u32);
-    assert!(enough > free * 0.97, "{enough} of {free}");
-    let (launches, part) = rounds(FIXED, 30);
-    assert!((0.28..=0.32).contains(&part), "{part}");
-    assert!(launches > 0.2 * free, "the time of a spinning kernel: {launches} of {free}");
 }
 
 /// Data-parallel training on shares of two GPUs: a rank spins while its peer waits for tokens.
@@ -486,7 +386,7 @@ fn ranks_on_two_shares_make_progress() {
         let mut world = World::new(GpuSpec::default(), host, 3);
         let rank = Program::new(500 * US, Pattern::Rank { compute });
         for gpu in 0..2 {
-            world.add(Container { gpu, ..container(rank.clone(), limiter, percent) });
+            world.add(Container { gpu, ..Container::new(rank.clone(), limiter, percent) });
         }
         world.run(30 * S);
         let before = world.launches(0);
@@ -513,8 +413,8 @@ fn caps_hold_for_slices_of_another_length() {
         for kernel in [50 * US, 500 * US, 50 * MS] {
             let mut world = World::new(GpuSpec { slice, ..GpuSpec::default() }, Host::default(), 3);
             world.set_assumed_slice(2 * MS);
-            world.add(container(Program::new(kernel, Pattern::Async), FIXED, 30));
-            world.add(container(Program::new(MS, Pattern::Async), NONE, 0));
+            world.add(Container::new(Program::new(kernel, Pattern::Async), FIXED, 30));
+            world.add(Container::new(Program::new(MS, Pattern::Async), NONE, 0));
             world.run(40 * S);
             let part = world.record().part(0, 20 * S, 40 * S);
             assert!((0.27..=0.33).contains(&part), "slice {slice}, kernel {kernel}: {part}");

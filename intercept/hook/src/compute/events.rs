@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tessera_intercept_limiter::compute::{
-    CALIBRATION, EventTimer, Launch, MARKERS, Marker, Meter, Streams,
+    CALIBRATION, EventTimer, MARKERS, Marker, MeasuredLaunch, Meter, Streams,
 };
 
 use crate::compute::Stream;
@@ -47,8 +47,8 @@ struct Pool {
 
 /// Launches to query, oldest first.
 pub(super) struct Unsettled {
-    launches: [Option<(Marker, Launch)>; PLACES],
-    last: Option<(Marker, usize)>,
+    launches: [Option<MeasuredLaunch>; PLACES],
+    last: Option<MeasuredLaunch>,
 }
 
 /// Results of queries.
@@ -182,8 +182,8 @@ impl Events {
         let mut last = unsettled.last;
         // Launches behind one of their stream that is not done are settled later or without it.
         let mut held_up = Streams::none();
-        for &(before, launch) in unsettled.launches.iter().flatten() {
-            let place = place_of(before);
+        for &launch in unsettled.launches.iter().flatten() {
+            let place = place_of(launch.before);
             let is_recorded = recorded & 1 << place != 0;
             let pool = self.find(launch.context).filter(|_| is_recorded);
             let Some(pool) = pool.filter(|pool| pool.is_done(behind(place))) else {
@@ -196,9 +196,10 @@ impl Events {
                 answers.empty_ns = empty_ns.map(|empty_ns| (place, empty_ns));
             }
             let is_next = !held_up.contains(launch.stream);
-            let follows = last.filter(|(_, other)| is_next && *other == launch.context);
-            if answers.measure(pool, place, follows) && is_next {
-                last = Some((before, launch.context));
+            let before = last.filter(|last| is_next && last.context == launch.context);
+            let is_overtaken = last.is_some_and(|last| last.serial > launch.serial);
+            if answers.measure(pool, place, before) && is_next && !is_overtaken {
+                last = Some(launch);
             }
         }
     }
@@ -257,10 +258,10 @@ impl Answers {
 
     /// Reads the times of a launch that is done; `last` is the one before it in the same context.
     /// Returns false if they cannot be read.
-    fn measure(&mut self, pool: &Pool, place: usize, last: Option<(Marker, usize)>) -> bool {
+    fn measure(&mut self, pool: &Pool, place: usize, last: Option<MeasuredLaunch>) -> bool {
         let own_ns = pool.elapsed_ns(place * 2, behind(place));
-        let gap_ns = last.and_then(|(marker, _)| {
-            let before = place_of(marker);
+        let gap_ns = last.and_then(|last| {
+            let before = place_of(last.before);
             Some((before, pool.elapsed_ns(behind(before), place * 2)?))
         });
         if let (Some(own), Some(gap)) = (self.own_ns.get_mut(place), self.gap_ns.get_mut(place)) {

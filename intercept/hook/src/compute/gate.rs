@@ -238,12 +238,12 @@ impl Gate {
 
     /// Settles launches that are done. `all`: all work of the current context is done.
     pub(super) fn drain(&self, all: bool) {
+        let all = all && self.events.are_of_one_context();
         if !self.busy.load(Ordering::Relaxed) {
-            return;
+            return self.budget.waited(all);
         }
         let Some(terms) = self.terms() else { return };
         let now = sys::monotonic_ns();
-        let all = all && self.events.are_of_one_context();
         self.step(&terms, |meter, view, answers| {
             if all { meter.synced(view, answers, now) } else { meter.drain(view, answers, now) }
         });

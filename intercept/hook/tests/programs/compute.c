@@ -1,7 +1,8 @@
 /* Launches kernels one after the other, and says how much GPU time they took of how much time there was.
  *
  *   compute <how> <kernel> <its us> <window ms> <windows>     a line for each window
- *   how: plain, cooperative, described, graph; sync waits for each launch, the others for each sixteenth
+ *   how: plain, cooperative, described, graph; sync waits for each launch, the others for each sixteenth;
+ *        streams launches one in each of four streams, which run at the same time, and waits for these
  *   compute one <kernel> <ms>                                 one launch, a line after it and one after that time; then waits
  */
 #include <time.h>
@@ -10,7 +11,7 @@
 
 struct config { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; };
 
-static void *function, *stream, *executable;
+static void *function, *stream, *executable, *beside[3];
 
 static uint64_t now(void) {
     struct timespec time;
@@ -42,6 +43,12 @@ static void described(void *on) {
 
 static void graph(void *on) { ok(CU(cuGraphLaunch, executable, on), "launch graph"); }
 
+static void streams(void *on) {
+    plain(on);
+    for (int i = 0; i < 3; i++) plain(beside[i]);
+    for (int i = 0; i < 3; i++) ok(CU(cuStreamSynchronize, beside[i]), "synchronize");
+}
+
 static void capture(void) {
     void *captured;
     ok(CU(cuStreamBeginCapture_v2, stream, 0), "begin capture");
@@ -52,11 +59,12 @@ static void capture(void) {
 
 int main(int argc, char **argv) {
     void *module;
-    void (*launch)(void *) = !strcmp(argv[1], "cooperative") ? cooperative : !strcmp(argv[1], "graph") ? graph : !strcmp(argv[1], "described") ? described : plain;
+    void (*launch)(void *) = !strcmp(argv[1], "cooperative") ? cooperative : !strcmp(argv[1], "graph") ? graph : !strcmp(argv[1], "described") ? described : !strcmp(argv[1], "streams") ? streams : plain;
     begin();
     ok(CU(cuModuleLoadData, &module, "image"), "module");
     ok(CU(cuModuleGetFunction, &function, module, argv[2]), "function");
     ok(CU(cuStreamCreate, &stream, 1), "stream");
+    for (int i = 0; i < 3; i++) ok(CU(cuStreamCreate, &beside[i], 1), "stream");
     if (!strcmp(argv[1], "one")) {
         plain(stream);
         say("{\"launchedNs\":%lu}", now());
@@ -66,7 +74,7 @@ int main(int argc, char **argv) {
         pause();
     }
     if (launch == graph) capture();
-    int waits = !strcmp(argv[1], "sync");
+    int waits = !strcmp(argv[1], "sync") || launch == streams;
     uint64_t kernel = atol(argv[3]) * 1000, window = atol(argv[4]) * 1000000, begin = now();
     for (long left = atol(argv[5]); left; left--) {
         uint64_t from = now(), busy = cpu(), launches = 0;

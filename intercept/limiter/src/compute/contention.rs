@@ -15,6 +15,8 @@ impl Contention {
     pub const NONE: Self = Self(0);
     /// Less than this is an artefact of reading clocks one after the other.
     const NOTICEABLE: u32 = 8;
+    /// The difference from a whole number of contexts that is more than the error of readings.
+    const PARTIAL: u32 = 32;
 
     /// Takes 256ths of a context.
     #[must_use]
@@ -59,6 +61,13 @@ impl Contention {
         self.0 < Self::NOTICEABLE
     }
 
+    /// Returns true if some context had work for a part of the time only.
+    #[must_use]
+    pub const fn is_partial(self) -> bool {
+        let part = self.0 % 256;
+        part >= Self::PARTIAL && part <= 256 - Self::PARTIAL
+    }
+
     /// Returns the part of a time with work that was the process's own. Between whole numbers of
     /// contexts it is in proportion: half a context on average is one for half of the time.
     #[must_use]
@@ -69,5 +78,17 @@ impl Contention {
         let (whole, part) = (self.0 as u64 / 256, self.0 as u64 % 256);
         let (fewer, more) = (wall_ns / (whole + 1), wall_ns / (whole + 2));
         fewer - in_proportion(fewer - more, part, 256)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_contexts_have_work_all_the_time() {
+        let is_partial = |in_256ths| Contention::new(in_256ths).is_partial();
+        assert!([0, 31, 225, 256, 287, 512].into_iter().all(|part| !is_partial(part)));
+        assert!([32, 128, 224, 288, 400].into_iter().all(is_partial));
     }
 }

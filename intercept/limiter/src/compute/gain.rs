@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering;
 use tessera_intercept_abi::PublishedPage;
 
 use crate::compute::meter::UNMEASURED_DONE_BY_NS;
+use crate::compute::proportion::in_proportion;
 use crate::compute::published::age_ms;
 
 /// The GPU time that NVML reports as a part of the charged GPU time.
@@ -100,6 +101,9 @@ impl Gain {
 pub struct Interval {
     /// Length in ns.
     pub wall_ns: u64,
+    /// Age of NVML's last sample at the end of it, in ns: `used_ns` lacks what ran since. `None` if
+    /// it is not known: then it is at most the interval.
+    pub age_ns: Option<u64>,
     /// GPU-ns that the ledger's processes were charged.
     pub charged_ns: u64,
     /// GPU-ns charged for work that is not done at the end of it.
@@ -108,6 +112,8 @@ pub struct Interval {
     pub used_ns: u64,
     /// Processes for which NVML reports a use above 0: each is a whole number of percent.
     pub processes: u32,
+    /// True if processes of other containers used the GPU.
+    pub is_contended: bool,
     /// True if an unmeasured kernel runs at the end of it: it is charged when it is done.
     pub is_late: bool,
 }
@@ -125,14 +131,26 @@ impl Interval {
 ///
 /// Charged time and used time are of the same work, but not of the same moment: work is charged
 /// before it runs, and NVML reports it some time after. So the GPU time that NVML has reported by
-/// now must lie between what was done one interval before and what is charged by now. Only the
-/// excess over these two bounds counts, and of it, what is more than the resolution of NVML.
+/// now must lie between what was done at NVML's last sample and what is charged by now. Only the
+/// excess over these two bounds counts, and of it, what is more than the error of NVML. What was
+/// charged since the last sample is not known: it is taken as an even part of the interval.
+///
+/// NVML reports a whole number of percent for each process. A process that always uses the same may
+/// always be reported half a percent too low or too high, so that much does not count. But others
+/// pay for a container that is charged too little: while they have work, only random errors are
+/// left out where NVML reports more than what was charged, and it cannot have reported what was
+/// charged since the last sample (docs/adr/0148-errors-beside-others.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GainEstimator {
     /// Decaying sums, GPU-ns.
     charged_ns: u64,
     excess_ns: i64,
-    uncertainty_ns: u64,
+    /// Error of NVML if it is the same in all readings.
+    rounded_ns: u64,
+    /// Sum of the squares of random errors, GPU-ns^2.
+    squares: u64,
+    /// Charged in the last interval.
+    last_charged_ns: u64,
     /// Used minus charged since the first interval, less the excess until now.
     ahead_ns: i64,
     /// Charged for work that was not done at the end of the interval before.
@@ -141,20 +159,23 @@ pub struct GainEstimator {
     longest_ns: u64,
     /// Used while kernels of unknown length ran, decaying: it may be charged later.
     late_ns: u64,
+    /// True if other containers had work in the last interval.
+    is_contended: bool,
 }
 
 impl Default for GainEstimator {
     fn default() -> Self {
-        // One second of a GPU that was charged as it was used: a few readings change little.
-        let charged_ns = 1_000_000_000;
         Self {
-            charged_ns,
+            charged_ns: Self::BEFORE_NS,
             excess_ns: 0,
-            uncertainty_ns: 0,
+            rounded_ns: 0,
+            squares: 0,
+            last_charged_ns: 0,
             ahead_ns: 0,
             outstanding_ns: 0,
             longest_ns: 0,
             late_ns: 0,
+            is_contended: false,
         }
     }
 }
@@ -163,43 +184,79 @@ impl GainEstimator {
     /// Sums lose this part in each interval: half of a sum is of the last four.
     const DECAY: u64 = 6;
 
+    /// GPU time that is taken to be charged as it was used before the first interval: a reading of
+    /// a program that has just begun changes little.
+    const BEFORE_NS: u64 = 500_000_000;
+
+    /// The part of its use that a container is charged more beside others: what is left of the
+    /// errors is as often in its favour as not, and others pay for the former. Without it, they
+    /// kept 96.4 % of what a cap left them at worst, in simulation.
+    const MARGIN: u64 = 256;
+
     /// The most GPU time that is taken to be charged later. A program that always runs new kernels
     /// is corrected after that.
     const MOST_LATE_NS: u64 = 8_000_000_000;
 
     /// Adds an interval.
     pub fn add(&mut self, interval: Interval) {
-        let Interval { wall_ns, charged_ns, outstanding_ns, used_ns, processes, is_late } =
-            interval;
-        let behind_ns = charged_ns.saturating_add(self.outstanding_ns);
-        self.outstanding_ns = outstanding_ns;
+        let Interval { wall_ns, charged_ns, outstanding_ns, used_ns, .. } = interval;
+        let decayed = |sum: u64| sum - sum / Self::DECAY;
+        self.late_ns = if interval.is_late {
+            self.late_ns.saturating_add(used_ns).min(Self::MOST_LATE_NS)
+        } else {
+            decayed(self.late_ns)
+        };
+        let (least_ns, most_ns) = self.bounds(&interval);
+        (self.outstanding_ns, self.is_contended) = (outstanding_ns, interval.is_contended);
+        self.last_charged_ns = charged_ns;
         let ahead_ns =
             self.ahead_ns.saturating_add_unsigned(used_ns).saturating_sub_unsigned(charged_ns);
-        let decayed = |sum: u64| sum - sum / Self::DECAY;
-        self.late_ns = match is_late {
-            true => self.late_ns.saturating_add(used_ns).min(Self::MOST_LATE_NS),
-            false => decayed(self.late_ns),
-        };
-        let most = i64::try_from(self.late_ns).unwrap_or(i64::MAX);
-        self.ahead_ns = ahead_ns.clamp(0_i64.saturating_sub_unsigned(behind_ns), most);
+        self.ahead_ns = ahead_ns.clamp(least_ns, most_ns);
         let excess_ns = ahead_ns - self.ahead_ns;
-        let uncertainty_ns = wall_ns / 200 * u64::from(processes.max(1));
+        let (error_ns, processes) = (wall_ns / 200, u64::from(interval.processes.max(1)));
         self.charged_ns = decayed(self.charged_ns).saturating_add(charged_ns);
-        self.uncertainty_ns = decayed(self.uncertainty_ns).saturating_add(uncertainty_ns);
+        self.rounded_ns = decayed(self.rounded_ns).saturating_add(error_ns * processes);
+        let squares = error_ns.saturating_mul(error_ns).saturating_mul(processes);
+        self.squares = decayed(self.squares).saturating_add(squares);
         self.longest_ns = decayed(self.longest_ns).max(outstanding_ns);
         self.excess_ns =
             (self.excess_ns - self.excess_ns / Self::DECAY as i64).saturating_add(excess_ns);
     }
 
+    /// Returns the least and the most that can have been used more than charged, in GPU-ns, both at
+    /// most 0 but for kernels of unknown length.
+    fn bounds(&self, interval: &Interval) -> (i64, i64) {
+        let Interval { wall_ns, age_ns, charged_ns, outstanding_ns, .. } = *interval;
+        let age_ns = age_ns.map(|age_ns| age_ns.min(wall_ns));
+        let unseen_ns = |charged_ns, age_ns| in_proportion(charged_ns, age_ns, wall_ns.max(1));
+        // Single long kernels are not even parts of intervals.
+        let steady_ns = charged_ns.min(self.last_charged_ns);
+        let known_age_ns = age_ns.filter(|_| interval.is_contended);
+        let least_unseen_ns =
+            known_age_ns.map_or(0, |age_ns| unseen_ns(steady_ns, age_ns).min(age_ns));
+        let most_unseen_ns = age_ns.map_or(charged_ns, |age_ns| unseen_ns(charged_ns, age_ns));
+        let undone_ns = self.outstanding_ns.max(outstanding_ns);
+        (
+            0_i64.saturating_sub_unsigned(most_unseen_ns).saturating_sub_unsigned(undone_ns),
+            0_i64.saturating_add_unsigned(self.late_ns).saturating_sub_unsigned(least_unseen_ns),
+        )
+    }
+
     /// Returns the gain.
     #[must_use]
     pub fn gain(&self) -> Gain {
-        let uncertainty_ns = self.uncertainty_ns.saturating_add(self.longest_ns);
-        let certain_ns = self.excess_ns.unsigned_abs().saturating_sub(uncertainty_ns);
+        let excess_ns = self.excess_ns.unsigned_abs();
+        let error_ns = match self.excess_ns {
+            // Work is taken as even, but single kernels end before or after the sample.
+            0.. if self.is_contended => self.squares.isqrt().saturating_add(self.longest_ns / 2),
+            _ => self.rounded_ns.saturating_add(self.longest_ns),
+        };
+        let certain_ns = excess_ns.saturating_sub(error_ns);
         let used_ns = match self.excess_ns {
             0.. => self.charged_ns.saturating_add(certain_ns),
             _ => self.charged_ns.saturating_sub(certain_ns),
         };
-        Gain::of(used_ns, self.charged_ns)
+        let margin_ns = if self.is_contended { used_ns / Self::MARGIN } else { 0 };
+        Gain::of(used_ns.saturating_add(margin_ns), self.charged_ns)
     }
 }

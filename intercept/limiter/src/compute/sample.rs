@@ -2,6 +2,7 @@
 
 use crate::compute::Contention;
 use crate::compute::estimates::{Estimates, Key};
+use crate::compute::proportion::in_proportion;
 use crate::compute::spans::Submission;
 
 /// Slices of another context within the events of a kernel that still counts as short.
@@ -23,8 +24,55 @@ pub(super) struct Measured {
     pub(super) wall: u64,
     /// True if it was queued behind the span before.
     pub(super) follows: bool,
-    /// Part of `wall` that is also part of the span before, in another stream.
-    pub(super) overlap: u64,
+    /// Part of it that is charged to other launches.
+    pub(super) overlap: Overlapped,
+    /// Time since the latest end of the spans before; `None` if it is not known.
+    pub(super) window: Option<Window>,
+}
+
+/// Time of a span that is charged to launches of other streams, ns.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Overlapped {
+    /// Part of `wall` that is also part of the span before.
+    Wall(u64),
+    /// GPU time that was charged for launches meanwhile.
+    Charged(u64),
+}
+
+/// Time in which the launches that a span stands for ran: from the latest end of the spans before
+/// to its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    /// Its length in ns.
+    pub(super) elapsed_ns: u64,
+    /// True if the process had work all the time.
+    pub(super) is_busy: bool,
+}
+
+impl Window {
+    /// Returns the window without a time in which the GPU waited for the CPU.
+    pub(super) const fn without(self, waited_ns: u64) -> Self {
+        Self { elapsed_ns: self.elapsed_ns.saturating_sub(waited_ns), ..self }
+    }
+}
+
+impl Measured {
+    /// Returns a span without others before it.
+    pub(super) const fn alone(wall: u64) -> Self {
+        Self { wall, follows: false, overlap: Overlapped::Wall(0), window: None }
+    }
+
+    /// Returns what is left to charge of its GPU time.
+    pub(super) const fn without_overlap(self, gpu_ns: u64) -> u64 {
+        match self.overlap {
+            Overlapped::Charged(charged_ns) => gpu_ns.saturating_sub(charged_ns),
+            Overlapped::Wall(0) => gpu_ns,
+            // Turns of others are within the overlap as within the rest.
+            Overlapped::Wall(overlap) => {
+                in_proportion(gpu_ns, self.wall.saturating_sub(overlap), self.wall)
+            }
+        }
+    }
 }
 
 /// Contention while a span ran.
@@ -48,6 +96,15 @@ pub(super) enum Sample {
     Idle(u64),
     /// At least the first and at most the second time.
     Within(u64, u64),
+}
+
+impl Sample {
+    /// Returns the most time that the launch can have had the GPU.
+    pub(super) const fn most(self) -> u64 {
+        match self {
+            Self::Exact(most) | Self::Long(most) | Self::Idle(most) | Self::Within(_, most) => most,
+        }
+    }
 }
 
 /// Returns the GPU time of a launch from the time between its events.
@@ -115,6 +172,10 @@ pub(super) fn own_part(
         return Some(turn_ns);
     }
     let even = estimates.learn_even(key, turn_ns);
+    // Contexts that do not always have work give up their turns before the end of the slice.
+    if during.contention.is_partial() {
+        return Some(even.min(wall));
+    }
     let beyond = wall % slice_ns;
     Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
 }

@@ -1,5 +1,6 @@
 //! Measured launches in the order of submission.
 
+use crate::compute::part::Part;
 use crate::compute::{Launch, Marker};
 
 /// Most spans at a time.
@@ -40,6 +41,14 @@ pub(super) struct Span {
     pub(super) charged: u64,
     /// `charged`, and the GPU-ns charged for launches since the last span that are done.
     pub(super) stands_for: u64,
+    /// Part of `stands_for` that was charged.
+    pub(super) part: Part,
+    /// Times that the program has waited for work since the span before.
+    pub(super) waits: u64,
+    /// True if it is the first launch after a wait.
+    pub(super) is_after_wait: bool,
+    /// Number of the busy period: while it lasts, some measured launch is always under way.
+    pub(super) period: u64,
     /// Time of its admission.
     pub(super) begun: u64,
     /// `turn_ns` of the page at that time.
@@ -54,6 +63,21 @@ pub(super) struct Span {
     pub(super) done: bool,
     /// True if the launch failed or its context was destroyed: nothing can be measured.
     pub(super) void: bool,
+}
+
+impl Span {
+    /// Returns true if the GPU had not reached the event before it when it was submitted.
+    pub(super) fn was_queued(&self) -> bool {
+        self.submission.is_some_and(|submission| submission.was_queued)
+    }
+
+    /// Returns the CPU time that its measurement took.
+    pub(super) fn measuring_ns(&self) -> u64 {
+        self.submission.map_or(0, |submission| {
+            let before = submission.before.saturating_sub(self.begun);
+            before + submission.behind.saturating_sub(submission.launched)
+        })
+    }
 }
 
 /// Set of streams.

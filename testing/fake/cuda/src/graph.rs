@@ -9,7 +9,7 @@ use crate::abi::{CuResult, InPtr, OutPtr, export};
 use crate::graph_memory::GraphMemory;
 use crate::state::{self, Handle, State};
 use crate::status::Status;
-use crate::timeline::{self, Engine};
+use crate::timeline::{self, Engine, Fill};
 use crate::user_object;
 
 /// A graph.
@@ -44,7 +44,7 @@ impl NodeKind {
     /// `CUgraphNodeType`. A memset is work on the multiprocessors here, and so a kernel.
     fn number(self) -> c_uint {
         match self {
-            Self::Work(Engine::Kernels, _) => 0,
+            Self::Work(Engine::Kernels(_), _) => 0,
             Self::Work(Engine::Copies, _) => 1,
             Self::Host(_) => 3,
             Self::Child(_) => 4,
@@ -185,7 +185,7 @@ fn launch(graph: Handle, on: Handle) -> CuResult {
         state.executable_graphs.get(&graph).ok_or(Status::InvalidHandle)?.clone();
     state.map_graph(graph, &memory)?;
     state.charge_graph(graph, &memory)?;
-    let end = state.queue(on, Engine::Kernels, work.length)?;
+    let end = state.queue(on, Engine::Kernels(Fill::ALL), work.length)?;
     work.events.into_iter().for_each(|event| state.record_at(event, end));
     work.functions.into_iter().for_each(|function| function.call_at(end));
     Ok(())

@@ -38,12 +38,17 @@ fn attribute(which: c_int, function: Handle) -> CuResult<c_int> {
     }
 }
 
+/// Returns the number of blocks of so many threads that fit on a multiprocessor.
+pub(crate) fn resident_blocks(threads: u64) -> u64 {
+    (RESIDENT_THREADS.unsigned_abs() as u64 / threads.max(1)).clamp(1, 32)
+}
+
 fn active_blocks(blocks: OutPtr<c_int>, function: Handle, threads: c_int) -> CuResult {
     check(function)?;
     if threads <= 0 || threads > MAX_THREADS {
         return Err(Status::InvalidValue);
     }
-    blocks.set((RESIDENT_THREADS / threads).clamp(1, 32))
+    blocks.set(resident_blocks(threads.unsigned_abs().into()) as c_int)
 }
 
 export! {

@@ -5,12 +5,12 @@ use std::ffi::{c_uint, c_void};
 
 use crate::abi::{CuResult, InPtr, export};
 use crate::driver;
-use crate::kernel::MAX_THREADS;
+use crate::kernel::{MAX_THREADS, resident_blocks};
 use crate::module;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::stream;
-use crate::timeline::{self, Engine};
+use crate::timeline::{self, Engine, Fill};
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -38,6 +38,8 @@ fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -
         return Err(Status::InvalidValue);
     }
     let board = &machine.world().gpus[stream::gpu_of(&state, on)?];
+    let at_once = u64::from(board.model.multiprocessors) * resident_blocks(threads);
+    let fill = Fill::of(blocks, at_once);
     let time = &machine.world().time;
     let nanos = match length {
         Some(length) => u64::try_from(length.as_nanos()).unwrap_or(u64::MAX),
@@ -46,7 +48,7 @@ fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -
     drop(state);
     // The GPU gets the kernel at the end of the call: an idle one waits for it until then.
     timeline::spin(time.real(time.launch_nanos));
-    state::lock()?.queue(on, Engine::Kernels, time.real(nanos)).map(drop)
+    state::lock()?.queue(on, Engine::Kernels(fill), time.real(nanos)).map(drop)
 }
 
 export! {

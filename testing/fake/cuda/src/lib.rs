@@ -10,7 +10,7 @@
 //! | `context` | primary and plain contexts, a stack of current ones per thread; a context uses memory |
 //! | `memory`, `pool`, `vmm`, `array` | memory of the world's GPU, shared by all processes of the world and released when a process exits. It has no backing store: copies check their bounds, take modelled time and move no bytes |
 //! | `bind`, `share` | references that keep physical memory alive; memory of other processes and APIs |
-//! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronisation waits in real time (scaled by the world's `time.scale`) |
+//! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, kernels beside each other as far as they fit on a GPU; synchronisation waits in real time (scaled by the world's `time.scale`) |
 //! | `capture`, `graph`, `user_object` | streams record work, events take other streams into a capture, and forbidden calls invalidate it; a graph takes the sum of its nodes' times |
 //! | `module` | any image is a valid module with every function; one named `..._for_250us` takes that long |
 //! | `export_tables`, `integrity`, `context_storage` | functions without names, which NVIDIA's libraries above the driver call |

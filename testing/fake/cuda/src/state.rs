@@ -58,6 +58,7 @@ pub(crate) struct State {
     pub(crate) primaries: HashMap<usize, Primary>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) streams: HashMap<Handle, Stream>,
+    pub(crate) created_streams: usize,
     pub(crate) events: HashMap<Handle, Event>,
     pub(crate) modules: HashMap<Handle, Module>,
     pub(crate) functions: HashMap<Handle, Function>,

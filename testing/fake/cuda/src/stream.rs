@@ -12,7 +12,7 @@ use crate::event;
 use crate::graph::{HostFunction, NodeKind};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
-use crate::timeline::{self, Engine, now};
+use crate::timeline::{self, Engine, Queued, now};
 
 /// Highest priority; lower numbers come first.
 pub(crate) const HIGHEST_PRIORITY: c_int = -5;
@@ -26,6 +26,8 @@ pub(crate) struct Stream {
     priority: c_int,
     /// End time of its work.
     end: u64,
+    /// Hardware channel of its work.
+    channel: usize,
     /// Its part in a capture.
     pub(crate) capture: Option<CapturedStream>,
 }
@@ -66,13 +68,15 @@ impl State {
         if self.capture_node(on, NodeKind::Work(engine, length))?.is_some() {
             return Ok(before);
         }
-        let end = self.timelines.entry(gpu).or_default().queue(engine, before, length);
+        let channel = self.streams.get(&on).map_or(0, |stream| stream.channel);
+        let timeline = self.timelines.entry(gpu).or_default();
+        let Queued { end, added } = timeline.queue(engine, channel, before, length);
         if let Some(stream) = self.streams.get_mut(&on) {
             stream.end = end;
         }
-        if engine == Engine::Kernels {
+        if added > 0 {
             let ends_in = Duration::from_nanos(end.saturating_sub(now()));
-            driver::machine()?.usage().work(gpu, length, ends_in);
+            driver::machine()?.usage().work(gpu, Duration::from_nanos(added), ends_in);
         }
         Ok(end)
     }
@@ -97,7 +101,11 @@ fn create(out: OutPtr<Handle>, flags: c_uint, priority: c_int) -> CuResult {
     let context = current().ok_or(Status::InvalidContext)?;
     let handle = state.new_handle();
     let priority = priority.clamp(HIGHEST_PRIORITY, 0);
-    state.streams.insert(handle, Stream { context, gpu, flags, priority, end: 0, capture: None });
+    // Channel 0 has the default stream, too.
+    state.created_streams += 1;
+    let channel = state.created_streams;
+    let stream = Stream { context, gpu, flags, priority, end: 0, channel, capture: None };
+    state.streams.insert(handle, stream);
     out.set(handle)
 }
 

@@ -100,28 +100,43 @@ fn allocations_are_visible_to_the_whole_machine() {
 /// Name of a kernel that runs longer than any test.
 const ENDLESS: &str = "spin_for_1000s";
 
-#[test]
-fn kernels_run_one_after_the_other() {
-    let driver = Driver::begin(shipped::T4_1);
-    let function = driver.function("spin_for_30ms");
+/// Returns the milliseconds that two kernels with so many blocks take in two streams.
+fn milliseconds_of_two(driver: &Driver, name: &str, blocks: usize) -> f32 {
+    let function = driver.function(name);
     let [mut first, mut second, mut begin, mut end] = [0_usize; 4];
     driver.ok("cuStreamCreate", [out(&mut first), 1]);
     driver.ok("cuStreamCreate", [out(&mut second), 1]);
     driver.ok("cuEventCreate", [out(&mut begin), 0]);
     driver.ok("cuEventCreate", [out(&mut end), 0]);
     driver.ok("cuEventRecord", [begin, first]);
-    driver.launch(function, first);
-    driver.launch(function, second);
+    driver.launch_blocks(function, blocks, first);
+    driver.launch_blocks(function, blocks, second);
     driver.ok("cuEventRecord", [end, second]);
     driver.ok("cuEventSynchronize", [end]);
     driver.ok("cuStreamQuery", [second]);
     let mut milliseconds = 0_f32;
     driver.ok("cuEventElapsedTime", [out(&mut milliseconds), begin, end]);
-    assert!(milliseconds >= 60.0, "two kernels of 30 ms: {milliseconds}");
+    milliseconds
+}
 
-    driver.launch(driver.function(ENDLESS), second);
-    driver.ok("cuEventRecord", [end, second]);
-    assert_eq!(driver.call("cuStreamQuery", [second]), NOT_READY);
+#[test]
+fn kernels_run_beside_each_other_as_far_as_they_fit() {
+    let driver = Driver::begin(shipped::T4_1);
+    let milliseconds = milliseconds_of_two(&driver, "spin_for_30ms", 10_000);
+    assert!(milliseconds >= 60.0, "two kernels of 30 ms that fill the GPU: {milliseconds}");
+    let milliseconds = milliseconds_of_two(&driver, "spin_for_400ms", 1);
+    assert!((400.0..800.0).contains(&milliseconds), "two small ones of 400 ms: {milliseconds}");
+}
+
+#[test]
+fn work_under_way_is_not_ready() {
+    let driver = Driver::begin(shipped::T4_1);
+    let [mut stream, mut end] = [0_usize; 2];
+    driver.ok("cuStreamCreate", [out(&mut stream), 1]);
+    driver.ok("cuEventCreate", [out(&mut end), 0]);
+    driver.launch(driver.function(ENDLESS), stream);
+    driver.ok("cuEventRecord", [end, stream]);
+    assert_eq!(driver.call("cuStreamQuery", [stream]), NOT_READY);
     assert_eq!(driver.call("cuEventQuery", [end]), NOT_READY);
 }
 

@@ -23,6 +23,14 @@ const MEMORY_V2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 /// Value of "not part of a MIG instance".
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
+/// A sample of the utilization of a process.
+struct Sample {
+    pid: c_uint,
+    percent: c_uint,
+    /// Time of the real-time clock in us.
+    at_us: u64,
+}
+
 /// The last reading of a process's kernels on a GPU.
 #[derive(Clone, Copy)]
 struct Reading {
@@ -37,9 +45,9 @@ const FOREIGN_PERCENT: c_uint = 50;
 /// Interval of NVML's samples: earlier calls return the last sample.
 const SAMPLE: Duration = Duration::from_millis(166);
 
-/// Returns the utilization of each process since the last call, in percent. In a first call it is
-/// 0, as for a process whose first sample is not taken yet.
-fn utilization(device: Handle) -> NvmlResult<Vec<(c_uint, c_uint)>> {
+/// Returns the last sample of each process. In a first call it is 0 percent, as for a process whose
+/// first sample is not taken yet.
+fn utilization(device: Handle) -> NvmlResult<Vec<Sample>> {
     static READINGS: Mutex<BTreeMap<(usize, c_uint), Reading>> = Mutex::new(BTreeMap::new());
     let device = device.device()?;
     let mut readings = READINGS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,7 +57,9 @@ fn utilization(device: Handle) -> NvmlResult<Vec<(c_uint, c_uint)>> {
     });
     let now = Instant::now();
     let read = found.into_iter().map(|process| {
-        let Some(gpu_ns) = process.gpu_ns else { return (process.pid, FOREIGN_PERCENT) };
+        let Some(gpu_ns) = process.gpu_ns else {
+            return Sample { pid: process.pid, percent: FOREIGN_PERCENT, at_us: real_time_us() };
+        };
         let new = Reading { at: now, gpu_ns, percent: 0 };
         let reading = readings.entry((device.index, process.pid)).or_insert(new);
         let elapsed = now.duration_since(reading.at);
@@ -58,7 +68,9 @@ fn utilization(device: Handle) -> NvmlResult<Vec<(c_uint, c_uint)>> {
             let percent = (used.as_secs_f64() / elapsed.as_secs_f64() * 100.0).min(100.0);
             *reading = Reading { percent: percent as c_uint, ..new };
         }
-        (process.pid, reading.percent)
+        let age_us = u64::try_from(now.duration_since(reading.at).as_micros()).unwrap_or(0);
+        let at_us = real_time_us().saturating_sub(age_us);
+        Sample { pid: process.pid, percent: reading.percent, at_us }
     });
     Ok(read.collect())
 }
@@ -183,9 +195,9 @@ export! {
         count: OutPtr<c_uint>,
         since: u64,
     ) {
-        let sample = |(pid, percent)| nvmlProcessUtilizationSample_t {
+        let sample = |Sample { pid, percent, at_us }| nvmlProcessUtilizationSample_t {
             pid,
-            timeStamp: since.max(real_time_us()),
+            timeStamp: since.max(at_us),
             smUtil: percent,
             memUtil: percent / 2,
             encUtil: 0,
@@ -198,8 +210,8 @@ export! {
         if list.version != size_of::<nvmlProcessesUtilizationInfo_t>() as c_uint | 1 << 24 {
             return Err(Code::ArgumentVersionMismatch);
         }
-        let sample = |(pid, percent)| nvmlProcessUtilizationInfo_v1_t {
-            timeStamp: real_time_us(),
+        let sample = |Sample { pid, percent, at_us }| nvmlProcessUtilizationInfo_v1_t {
+            timeStamp: at_us,
             pid,
             smUtil: percent,
             memUtil: percent / 2,

@@ -141,7 +141,8 @@ impl Usage {
         }
     }
 
-    /// Adds a kernel of this process that ends after `ends_in`, behind all kernels before it.
+    /// Adds a kernel of this process that ends after `ends_in`. `length` is the part of its time in
+    /// which no other kernel of the process runs.
     pub fn work(&self, gpu: usize, length: Duration, ends_in: Duration) {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         if let Some(slot) = self.current_slot() {
@@ -255,7 +256,8 @@ impl Slot {
         self.pid.store(std::process::id(), Ordering::SeqCst);
     }
 
-    /// Returns the time that its kernels have run: queued kernels run one after the other.
+    /// Returns the time in which its kernels have run. The GPU is not idle before the last queued
+    /// one ends.
     fn executed_ns(&self, gpu: usize) -> u64 {
         let queued = self.busy_until_ns[gpu].load(Ordering::SeqCst).saturating_sub(monotonic_ns());
         self.kernels_ns[gpu].load(Ordering::SeqCst).saturating_sub(queued)

@@ -73,18 +73,59 @@ fn print_by_kernel() {
         "| co-tenant | pattern | kernel | worst, short | worst, long | mean | co-tenant keeps |"
     );
     println!("|---|---|---|---|---|---|---|");
-    for co_tenant in [CoTenant::None, CoTenant::Unlimited] {
+    for co_tenant in [CoTenant::None, CoTenant::Capped, CoTenant::Unlimited] {
         for (pattern_name, pattern) in PATTERNS {
             for (kernel_name, kernel) in KERNELS {
                 let mut worst = Worst::default();
                 for processes in [1, 3, 8] {
-                    let workload = Workload { kernel, pattern, processes, co_tenant };
+                    let workload =
+                        Workload { processes, co_tenant, ..Workload::new(kernel, pattern) };
                     add_caps(&mut worst, &workload, TESSERA, &[10, 30, 50, 70, 90]);
                 }
                 println!("| {co_tenant:?} | {pattern_name} | {kernel_name} | {} |", worst.row());
             }
         }
     }
+}
+
+/// Prints the worst of 2, 4 and 8 streams, whose kernels fit beside each other or do not.
+fn print_by_streams() {
+    println!(
+        "| co-tenant | pattern | kernel | worst, short | worst, long | mean | co-tenant keeps |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    let patterns = [("async", Pattern::Async), ("batches", Pattern::Batch { launches: 16 })];
+    for co_tenant in [CoTenant::None, CoTenant::Unlimited] {
+        for (pattern_name, pattern) in patterns {
+            for (kernel_name, kernel) in
+                [("20 us", 20 * US), ("200 us", 200 * US), ("2 ms", 2 * MS)]
+            {
+                let mut worst = Worst::default();
+                for (streams, fill_percent, processes) in programs_with_streams() {
+                    let workload = Workload {
+                        processes,
+                        streams,
+                        fill_percent,
+                        co_tenant,
+                        ..Workload::new(kernel, pattern)
+                    };
+                    add_caps(&mut worst, &workload, TESSERA, &[10, 30, 50, 70, 90]);
+                }
+                println!("| {co_tenant:?} | {pattern_name} | {kernel_name} | {} |", worst.row());
+            }
+        }
+    }
+}
+
+/// Returns numbers of streams, parts of the SMs that a kernel fills in percent, and numbers of
+/// processes.
+fn programs_with_streams() -> impl Iterator<Item = (usize, u32, usize)> {
+    let streams = [2, 4, 8].into_iter();
+    streams.flat_map(|streams| {
+        [12, 25, 60]
+            .into_iter()
+            .flat_map(move |fill| [1, 3].map(|processes| (streams, fill, processes)))
+    })
 }
 
 fn print_by_limiter() {
@@ -98,7 +139,8 @@ fn print_by_limiter() {
             for (_, pattern) in PATTERNS {
                 for kernel in [50 * US, 500 * US, 5 * MS, 50 * MS] {
                     for processes in [1, 3] {
-                        let workload = Workload { kernel, pattern, processes, co_tenant };
+                        let workload =
+                            Workload { processes, co_tenant, ..Workload::new(kernel, pattern) };
                         add_caps(&mut worst, &workload, limiter, &[10, 30, 50, 70, 90]);
                     }
                 }
@@ -113,7 +155,13 @@ fn main() -> ExitCode {
         None => {
             print_by_kernel();
             println!();
+            print_by_streams();
+            println!();
             print_by_limiter();
+            ExitCode::SUCCESS
+        }
+        Some("streams") => {
+            print_by_streams();
             ExitCode::SUCCESS
         }
         Some("others") => {
@@ -122,7 +170,7 @@ fn main() -> ExitCode {
         }
         Some(other) => {
             eprintln!(
-                "limiter-errors: unknown argument `{other}`: expected none, or `others` for the second table only"
+                "limiter-errors: unknown argument `{other}`: expected none, `streams` for the second table only, or `others` for the third"
             );
             ExitCode::FAILURE
         }

@@ -90,9 +90,8 @@ impl World {
         let now = self.now;
         let containers: Vec<_> =
             self.containers.iter().map(|(_, limiter)| limiter.charged(now)).collect();
-        let wall_ns = now - core::mem::replace(&mut self.read_at, now);
         let container_of = |process: usize| self.processes[process].container;
-        let gains = self.closed_loop.read(wall_ns, &containers, container_of, &mut self.random);
+        let gains = self.closed_loop.read(now, &containers, container_of, &mut self.random);
         for ((_, limiter), gain) in self.containers.iter().zip(gains) {
             limiter.published.gain.store(gain.word(0, now), Ordering::Relaxed);
         }

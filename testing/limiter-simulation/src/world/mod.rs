@@ -4,6 +4,7 @@ mod host;
 mod ideal;
 mod process;
 
+use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{Arbiter, Contention, Published, charge_exited};
 
 use core::sync::atomic::Ordering;
@@ -13,7 +14,7 @@ use crate::gpu::{Gpu, GpuSpec};
 use crate::limiter::{ContainerLimiter, Limiter};
 use crate::nvml::{ClosedLoop, NVML_PERIOD};
 use crate::others::Hami;
-use crate::program::Program;
+use crate::program::{Pattern, Program};
 use crate::random::Random;
 use crate::record::Record;
 use crate::{MS, US};
@@ -48,6 +49,30 @@ pub struct Container {
     pub cpu_percent: Option<u32>,
 }
 
+impl Container {
+    /// Returns a container with one process on GPU 0 and these cores.
+    #[must_use]
+    pub const fn new(program: Program, limiter: Limiter, percent: u32) -> Self {
+        Self {
+            program,
+            gpu: 0,
+            processes: 1,
+            limiter,
+            percent,
+            limit_percent: 100,
+            priority: 0,
+            cpu_percent: None,
+        }
+    }
+
+    /// Returns a container that has no work. A share alone under `Balance` is not metered at all.
+    #[must_use]
+    pub fn idle() -> Self {
+        let program = Program::new(MS, Pattern::Async).active(vec![]);
+        Self::new(program, Limiter::Tessera(ComputePolicy::None), 0)
+    }
+}
+
 /// A GPU, its containers and its host.
 #[derive(Debug)]
 pub struct World {
@@ -67,7 +92,6 @@ pub struct World {
     record: Record,
     nvml: Vec<(u64, f64)>,
     closed_loop: ClosedLoop,
-    read_at: u64,
     next_reading: u64,
     next_host: u64,
     next_note: u64,
@@ -97,7 +121,6 @@ impl World {
             record: Record::default(),
             nvml: Vec::new(),
             closed_loop: ClosedLoop::default(),
-            read_at: 0,
             next_reading: if host.measures { READING } else { u64::MAX },
             next_host: host.every.unwrap_or(u64::MAX),
             next_note: 0,

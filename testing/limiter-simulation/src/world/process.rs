@@ -92,7 +92,10 @@ impl World {
         let gpu = &self.gpus[process.gpu];
         limiter.synced(&mut process.limiter, process.slot, gpu, process.context, now);
         match container.program.pattern {
-            Pattern::Sync { gap } if gap > 0 => process.wake = now + gap,
+            Pattern::Sync { gap } if gap > 0 => {
+                let quota = self.quotas[process.container].as_mut();
+                process.wake = self.cpu.work(quota, now, gap, &mut self.random);
+            }
             _ => self.launch(at),
         }
     }

@@ -52,7 +52,8 @@ impl Meter {
         } else {
             self.outstanding().saturating_mul(4 * contexts).saturating_add(DONE_BY_SLACK_NS)
         };
-        view.slot.outstanding_ns.store(self.outstanding(), Ordering::Relaxed);
+        let charged = self.charged_part(now).of(self.outstanding());
+        view.slot.outstanding_ns.store(charged, Ordering::Relaxed);
         view.slot.done_by_ns.store(now.saturating_add(longest), Ordering::Relaxed);
     }
 

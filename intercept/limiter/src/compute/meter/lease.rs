@@ -6,6 +6,8 @@ use super::{LEASE_GPU_NS, Meter, RUN_AHEAD_GPU_NS};
 use crate::compute::Bucket;
 use crate::compute::decision::{ComputeView, Launch, LaunchTime};
 use crate::compute::launch_budget::LaunchBudget;
+use crate::compute::part::Part;
+use crate::compute::proportion::in_proportion;
 use crate::compute::spans::Span;
 
 /// The longest that a launch is held back because of queued work. After that, the queued work may
@@ -36,6 +38,12 @@ const MOST_DEBT_GPU_NS: u64 = 1_000_000_000_000;
 /// work.
 const STREAMS_HOLD_NS: u64 = 1_000_000_000;
 
+/// The most that a process takes at once if its streams use a part of what is estimated.
+const MOST_LEASE_GPU_NS: u64 = 2_000_000;
+
+/// One of this many leases is put into the budget in two parts while streams hardly overlap.
+const SPLITS_ONE_OF: u32 = 4;
+
 /// Longest wait for tokens of a process that has work under way.
 pub(super) const POLL_NS: u64 = 1_000_000;
 
@@ -61,6 +69,12 @@ impl Meter {
             // The part of the lease that did not fit into the budget is still here.
             self.lease = self.lease - self.in_budget + drained.left;
             self.launches += drained.launches;
+            self.waits += drained.waits;
+            self.is_after_wait =
+                drained.is_after_wait || self.is_after_wait && drained.launches == 0;
+            if drained.is_done {
+                self.unmeasured += core::mem::take(&mut self.open);
+            }
         }
         self.in_budget = 0;
         spent
@@ -69,7 +83,8 @@ impl Meter {
     /// Puts the lease into the budget, for launches that need no decision. It stays there while the
     /// process has no work: it is charged.
     pub(super) fn fill_budget(&mut self, budget: &LaunchBudget) {
-        self.in_budget = self.lease.min(LaunchBudget::CAPACITY);
+        let open = self.lease.saturating_sub(self.withheld);
+        self.in_budget = open.min(LaunchBudget::CAPACITY);
         budget.fill(self.in_budget);
     }
 
@@ -105,15 +120,18 @@ impl Meter {
         }
     }
 
+    /// Returns true if the process launches in several streams.
+    pub(super) fn has_streams(&self, now: u64) -> bool {
+        self.changed_stream.is_some_and(|at| now.saturating_sub(at) < STREAMS_HOLD_NS)
+    }
+
     /// Returns the debt in GPU-ns up to which the bucket gives a lease.
     ///
     /// A kernel under way in another stream may spin until this launch has started, as the kernels
     /// of a collective do. Each ns for which this launch waits is then GPU time that is charged.
     /// With this debt, such a launch goes, and a later one, with no work under way, waits.
     fn allowed_debt(&mut self, LaunchTime { since, now }: LaunchTime) -> u64 {
-        let has_streams =
-            self.changed_stream.is_some_and(|at| now.saturating_sub(at) < STREAMS_HOLD_NS);
-        if !has_streams || self.outstanding() == 0 {
+        if !self.has_streams(now) || self.outstanding() == 0 {
             return 0;
         }
         if now.saturating_sub(self.spared.max(since)) > MOST_HOLD_NS {
@@ -131,20 +149,38 @@ impl Meter {
         now: u64,
     ) -> Result<(), u64> {
         let missing = cost - self.lease;
-        let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
+        let part = self.charged_part(now);
+        let lease = part.whole(self.jittered_lease()).min(MOST_LEASE_GPU_NS);
+        let taken = if cost < LEASE_GPU_NS { missing.max(lease) } else { missing };
+        let charged = part.of(taken);
         let mut deferred = self.deferred;
         if let Some(rate) = view.rate() {
-            deferred = deferred.min(taken.max(rate.gpu_ns(DEFERRED_WALL_NS)));
+            deferred = deferred.min(charged.max(rate.gpu_ns(DEFERRED_WALL_NS)));
             let bucket = Bucket::new(&view.page.due_ns);
             bucket
-                .take(now, debt, view.corrected(taken + deferred), rate)
+                .take(now, debt, view.corrected(charged + deferred), rate)
                 .map_err(|due| due.min(now + self.look_again()))?;
         }
-        view.slot.gpu_ns.fetch_add(taken + deferred, Ordering::Relaxed);
+        view.slot.gpu_ns.fetch_add(charged + deferred, Ordering::Relaxed);
         self.charged += taken + deferred;
         self.deferred -= deferred;
+        self.part = Part::mean((self.part, self.lease), (part, taken));
         self.lease += taken;
+        self.withheld = self.lease_to_withhold(cost, now);
         Ok(())
+    }
+
+    /// Returns the part of a new lease before which another launch is measured, at random, if the
+    /// process launches in several streams: the first of a lease often runs alone.
+    fn lease_to_withhold(&mut self, cost: u64, now: u64) -> u64 {
+        if !self.has_streams(now) || self.spans.under_way().next().is_some() {
+            return 0;
+        }
+        let random = self.next_random();
+        if self.overlap.part() > Part::MOST && !random.is_multiple_of(SPLITS_ONE_OF) {
+            return 0;
+        }
+        in_proportion(self.lease - cost, u64::from(random), u64::from(u32::MAX))
     }
 
     /// Returns the longest wait for tokens: short while work is under way, so that its end is seen
@@ -163,7 +199,8 @@ impl Meter {
         time: LaunchTime,
     ) -> Result<(), u64> {
         // If no more launches can be measured, no event shows that open work is done.
-        let open = if self.spans.has_room(false) { self.open } else { 0 };
+        let open =
+            if self.spans.has_room(false) { self.charged_part(time.now).of(self.open) } else { 0 };
         let Some(queued) = self.spans.queued_in(stream) else { return Ok(()) };
         let outstanding = queued + open;
         if !view.may_hold() || outstanding < RUN_AHEAD_GPU_NS {
@@ -206,11 +243,16 @@ impl Meter {
     }
 
     /// Returns a lease near [`LEASE_GPU_NS`], so that in a repeated sequence of launches it is not
-    /// always the same one that is measured (xorshift).
+    /// always the same one that is measured.
     const fn jittered_lease(&mut self) -> u64 {
+        LEASE_GPU_NS * 3 / 4 + self.next_random() as u64 % (LEASE_GPU_NS / 2)
+    }
+
+    /// Returns the next random number (xorshift).
+    const fn next_random(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        LEASE_GPU_NS * 3 / 4 + self.random as u64 % (LEASE_GPU_NS / 2)
+        self.random
     }
 }

@@ -2,15 +2,22 @@
 //!
 //! ```text
 //!  admit    lease      takes GPU time from the bucket, limits run-ahead and unmeasured kernels
-//!  drain    settlement corrects charges by measured times, and teaches the estimates
+//!  drain    settlement corrects charges by measured times
+//!           learning   teaches the estimates
+//!           window     settles launches of several streams by the time from one end to the next
+//!           overlap    learns what streams that run at the same time use of their estimates
 //!           excess     charges what kernels take beyond their usual time, over seconds
 //!           busy       publishes the process's busy time and outstanding work
 //! ```
 
 mod busy;
 mod excess;
+mod interruptions;
+mod learning;
 mod lease;
+mod overlap;
 mod settlement;
+mod window;
 
 use core::sync::atomic::Ordering;
 
@@ -21,9 +28,11 @@ use crate::compute::decision::{
 };
 use crate::compute::launch_budget::LaunchBudget;
 use crate::compute::page::advance;
+use crate::compute::part::Part;
 use crate::compute::spans::{CALIBRATION, Span, Spans, Submission};
 
 use excess::{Excess, InferredExcess};
+use overlap::Overlap;
 
 pub(super) use busy::UNMEASURED_DONE_BY_NS;
 
@@ -48,14 +57,25 @@ pub struct Meter {
     spans: Spans,
     /// GPU-ns charged so far.
     charged: u64,
-    /// GPU-ns taken from the bucket and not spent.
+    /// GPU-ns taken from the bucket and not spent, as estimates count them.
     lease: u64,
+    /// Part of the lease that was charged.
+    part: Part,
+    overlap: Overlap,
+    /// Part of the lease that is not put into the budget yet: the launch that needs it is measured.
+    withheld: u64,
     /// Part of the lease that was put into the budget.
     in_budget: u64,
     /// Launches that were charged from the budget and not counted yet.
     launches: u64,
     /// GPU-ns spent since the last span.
     open: u64,
+    /// Number of the busy period: while it lasts, some measured launch is always under way.
+    period: u64,
+    /// Times that the program has waited for work since the last span.
+    waits: u64,
+    /// True if it has launched nothing since the last of them.
+    is_after_wait: bool,
     /// GPU-ns spent since the last span for work that is done.
     unmeasured: u64,
     /// GPU-ns spent for spans that are under way.
@@ -96,8 +116,27 @@ pub struct Meter {
 #[derive(Debug, Clone, Copy)]
 struct Ended {
     place: usize,
-    serial: u64,
-    context: usize,
+    span: Span,
+}
+
+/// A measured launch.
+#[derive(Debug, Clone, Copy)]
+pub struct MeasuredLaunch {
+    /// The event before it.
+    pub before: Marker,
+    /// Number in the order of submission.
+    pub serial: u64,
+    /// Its stream.
+    pub stream: usize,
+    /// Its context.
+    pub context: usize,
+}
+
+impl MeasuredLaunch {
+    const fn new(place: usize, span: &Span) -> Self {
+        let Launch { stream, context, .. } = span.launch;
+        Self { before: Spans::before(place), serial: span.serial, stream, context }
+    }
 }
 
 /// Contention up to the time of its reading.
@@ -122,9 +161,15 @@ impl Meter {
             spans: Spans::new(),
             charged: 0,
             lease: 0,
+            part: Part::ALL,
+            overlap: Overlap::new(),
+            withheld: 0,
             in_budget: 0,
             launches: 0,
             open: 0,
+            period: 0,
+            waits: 0,
+            is_after_wait: false,
             unmeasured: 0,
             pending: 0,
             ended: None,
@@ -184,16 +229,25 @@ impl Meter {
             return LaunchDecision::Wait(WaitUntil { until_ns, wake });
         }
         Self::record_wait(view, now);
+        let needs_withheld = self.lease < cost.saturating_add(self.withheld);
+        if needs_withheld {
+            self.withheld = 0;
+        }
         self.lease -= cost;
         self.open += cost;
+        let is_after_wait = core::mem::replace(&mut self.is_after_wait, false);
         self.admitted = now;
         if !self.busy {
             self.busy = true;
             view.slot.begin(now);
         }
-        let is_measured =
-            (needs_lease || known.is_none()) && self.spans.has_room(cost >= LEASE_GPU_NS);
-        let plan = if is_measured { self.begin_span(launch, cost, view, now) } else { None };
+        let is_measured = (needs_lease || needs_withheld || known.is_none())
+            && self.spans.has_room(cost >= LEASE_GPU_NS);
+        let plan = if is_measured {
+            self.begin_span(launch, (cost, is_after_wait), view, now)
+        } else {
+            None
+        };
         self.publish_outstanding(view, now);
         LaunchDecision::Go(plan.unwrap_or(LaunchPlan { pair: None, serial: 0 }))
     }
@@ -202,6 +256,7 @@ impl Meter {
     /// stream is being captured.
     pub fn drain(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         self.drain_budget_of(view, now);
+        (self.waits, self.is_after_wait) = (self.waits + 1, true);
         self.look(view, timer, now);
         self.fill_budget(view.budget);
     }
@@ -236,6 +291,7 @@ impl Meter {
     /// of its only stream.
     pub fn synced(&mut self, view: &ComputeView<'_>, timer: &mut impl EventTimer, now: u64) {
         self.drain_budget_of(view, now);
+        (self.waits, self.is_after_wait) = (self.waits + 1, true);
         self.unmeasured += core::mem::take(&mut self.open);
         self.admitted = 0;
         self.look(view, timer, now);
@@ -248,7 +304,7 @@ impl Meter {
         for (_, span) in self.spans.pending().filter(|(_, span)| span.launch.context == context) {
             span.void = true;
         }
-        self.ended = self.ended.filter(|ended| ended.context != context);
+        self.ended = self.ended.filter(|ended| ended.span.launch.context != context);
     }
 
     /// A launch with a plan failed: its charge goes back into the lease.
@@ -285,15 +341,16 @@ impl Meter {
         core::mem::replace(&mut self.launches, 0)
     }
 
-    /// Returns the measured launches that are under way, oldest first, with their first markers.
-    pub fn unsettled(&self) -> impl Iterator<Item = (Marker, Launch)> {
-        self.spans.places().map(|(place, span)| (Spans::before(place), span.launch))
+    /// Returns the measured launches that are not settled, oldest first.
+    pub fn unsettled(&self) -> impl Iterator<Item = MeasuredLaunch> {
+        self.spans.places().map(|(place, span)| MeasuredLaunch::new(place, span))
     }
 
-    /// Returns the first marker and the context of the last settled launch.
+    /// Returns the launch from whose end the times of the next ones are counted: the last in the
+    /// order of submission that was settled.
     #[must_use]
-    pub fn last_settled(&self) -> Option<(Marker, usize)> {
-        self.ended.map(|last| (Spans::before(last.place), last.context))
+    pub fn last_settled(&self) -> Option<MeasuredLaunch> {
+        self.ended.map(|last| MeasuredLaunch::new(last.place, &last.span))
     }
 
     /// Returns true, once, if waiters must be woken (futex of `page.wake`).
@@ -321,12 +378,15 @@ impl Meter {
     fn begin_span(
         &mut self,
         launch: Launch,
-        cost: u64,
+        (cost, is_after_wait): (u64, bool),
         view: &ComputeView<'_>,
         now: u64,
     ) -> Option<LaunchPlan> {
         let turn = view.page.turn_ns.load(Ordering::Acquire);
         let charged = self.open;
+        if self.spans.under_way().next().is_none() {
+            self.period += 1;
+        }
         let calibrates =
             self.overhead_ns.is_none() || self.spans.pushed().is_multiple_of(CALIBRATES_ONE_OF);
         let span = Span {
@@ -335,6 +395,10 @@ impl Meter {
             cost,
             charged,
             stands_for: charged.saturating_add(self.unmeasured),
+            part: self.part,
+            waits: self.waits,
+            is_after_wait,
+            period: self.period,
             begun: now,
             turn,
             completed: self.completed(),
@@ -344,7 +408,7 @@ impl Meter {
             void: false,
         };
         let (place, serial) = self.spans.push(span, self.ended.map(|ended| ended.place))?;
-        (self.open, self.unmeasured) = (0, 0);
+        (self.open, self.unmeasured, self.waits) = (0, 0, 0);
         self.pending += charged;
         let pair = EventPair {
             calibration: calibrates.then_some(CALIBRATION),

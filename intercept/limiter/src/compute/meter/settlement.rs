@@ -2,11 +2,12 @@
 
 use core::sync::atomic::Ordering;
 
+use super::learning::{Settled, learn};
 use super::{ContentionReading, Ended, LEASE_GPU_NS, Meter};
 use crate::compute::decision::{ComputeView, EventTimer, LaunchPlan, Marker};
 use crate::compute::proportion::in_proportion;
 use crate::compute::sample::{
-    During, Measured, NOTICEABLE_GAP_NS, Sample, own_after_turns, own_part, sample,
+    During, Measured, NOTICEABLE_GAP_NS, Overlapped, Window, own_after_turns, sample,
 };
 use crate::compute::spans::{CALIBRATION, Span, Spans};
 use crate::compute::{Bucket, Contention};
@@ -19,10 +20,6 @@ const MOST_DEFERRED_NS: u64 = 1_000_000_000;
 
 /// The longest time of an empty pair of events. In a longer one, another context had the GPU.
 const MOST_OVERHEAD_NS: u64 = 5_000;
-
-/// A sample that may contain a turn of another context counts as at most this many times the
-/// kernel's typical time.
-const MOST_TYPICAL: u64 = 2;
 
 /// The least time between two launches that the CPU measures.
 const LEAST_UNTIMED_NS: u64 = 50_000_000;
@@ -84,12 +81,13 @@ impl Meter {
             if contention.is_negligible() {
                 let parts = estimates.usual_part(key, wall_ns);
                 estimates.learn(key, wall_ns);
-                self.charge_sample((span, 0), parts, span.stands_for, view, now);
+                let measured = Measured::alone(wall_ns);
+                self.charge_sample((span, measured), parts, span.stands_for, view, now);
             } else {
                 let used = own_after_turns(wall_ns, view.slice_ns.max(1), contention.contexts())
                     .unwrap_or_else(|| span.cost.min(wall_ns));
                 estimates.learn(key, used);
-                self.correct(span.cost, used, used, view, now);
+                self.correct(span.part.of(span.cost), used, used, view, now);
             }
         }
         self.fill_budget(view.budget);
@@ -101,58 +99,36 @@ impl Meter {
         span: Span,
         view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
-        At { now, turn, is_single }: At,
+        at: At,
     ) {
         if span.void {
             return;
         }
         let Some(measured) = self.measure(place, span, timer) else { return };
-        let (contention, turn_ns) = self.contention_during(span, now, turn);
+        let (contention, turn_ns) = self.contention_during(span, at.now, at.turn);
         // The turn is this launch's only if no other launch ran in that time.
-        let is_own = is_single && span.charged == span.cost && span.cost >= LEASE_GPU_NS;
+        let is_own = at.is_single && span.charged == span.cost && span.cost >= LEASE_GPU_NS;
         let only_siblings = !view.has_others();
         let during = During { contention, turn_ns: turn_ns.filter(|_| is_own), only_siblings };
-        let estimates = &view.budget.estimates;
-        let slice_ns = view.slice_ns.max(1);
-        // A long launch contains turns of others, whose number `own_part` derives. A short one
-        // contains none, or one of any length.
-        let is_alone = contention.is_negligible() && only_siblings && !view.has_siblings;
-        let typical =
-            estimates.typical(span.launch.key).filter(|mean| !is_alone && *mean < slice_ns / 4);
-        let own = |wall: u64| {
-            let measured = Measured { wall, ..measured };
-            own_part(estimates, span.launch.key, measured, during, slice_ns)
-        };
         let Some(submission) = span.submission else { return };
-        match sample(measured.wall, submission, self.overhead_ns.unwrap_or(0)) {
-            Sample::Long(wall) | Sample::Idle(wall)
-                if typical.is_some_and(|typical| wall > typical + typical / 2) =>
-            {
-                estimates.raise(span.launch.key);
+        let sample = sample(measured.wall, submission, self.overhead_ns.unwrap_or(0));
+        let settled = learn((span, measured, sample), during, view);
+        if !self.has_streams(at.now) {
+            self.overlap.reset();
+        } else if let Some(window) = measured.window {
+            let window = window.without(measured.wall.saturating_sub(sample.most()));
+            return self.settle_window((span, window), settled, contention, view, at.now);
+        }
+        match settled {
+            Settled::Unknown => {}
+            Settled::Sample { parts, is_of_all } => {
+                let stands_for = if is_of_all { span.stands_for } else { span.cost };
+                self.charge_sample((span, measured), parts, stands_for, view, at.now);
             }
-            Sample::Exact(wall) | Sample::Long(wall) => {
-                let Some(all) = own(wall) else { return };
-                let parts = estimates.usual_part(span.launch.key, all);
-                let most = typical.map_or(u64::MAX, |typical| typical * MOST_TYPICAL);
-                estimates.learn(span.launch.key, all.min(most));
-                // Which launch of a lease is measured is random, with a probability in proportion
-                // to its estimate: it stands for the others.
-                let is_typical = contention.is_negligible() && typical.is_none();
-                let stands_for = if is_typical { span.stands_for } else { span.cost };
-                self.charge_sample((span, measured.overlap), parts, stands_for, view, now);
-            }
-            Sample::Idle(wall) => {
-                let Some(all) = own(wall) else { return };
-                let parts = estimates.usual_part(span.launch.key, all);
-                estimates.learn(span.launch.key, all);
-                self.charge_sample((span, measured.overlap), parts, span.cost, view, now);
-            }
-            Sample::Within(least, most) => {
-                let least = if typical.is_some() { 0 } else { least };
-                let (Some(least), Some(most)) = (own(least), own(most)) else { return };
-                estimates.bound(span.launch.key, least, most);
-                let used = span.cost.clamp(least, most.max(least));
-                self.correct(span.cost, used, used, view, now);
+            Settled::Bounds(least, most) => {
+                let charged = span.part.of(span.cost);
+                let used = charged.clamp(least, most);
+                self.correct(charged, used, used, view, at.now);
             }
         }
     }
@@ -161,15 +137,18 @@ impl Meter {
     /// overlap with other streams is charged already.
     fn charge_sample(
         &mut self,
-        (span, overlap): (Span, u64),
+        (span, measured): (Span, Measured),
         (usual, excess): (u64, u64),
         stands_for: u64,
         view: &ComputeView<'_>,
         now: u64,
     ) {
         let of_all = |part: u64| in_proportion(part, stands_for, span.cost.max(1));
-        let own = usual - overlap.min(usual);
-        self.correct(stands_for, of_all(own), own, view, now);
+        let own = measured.without_overlap(usual);
+        self.correct(span.part.of(stands_for), of_all(own), own, view, now);
+        if self.has_streams(now) {
+            self.overlap.learn(stands_for, of_all(own));
+        }
         self.add_excess((excess, of_all(excess)), view, now);
     }
 
@@ -183,18 +162,28 @@ impl Meter {
         self.calibrate(span, before, timer);
         let wall = u64::try_from(timer.elapsed_ns(before, behind)?).unwrap_or(0);
         self.longest = self.longest.max(wall);
-        if self.ended.is_some_and(|last| last.serial > span.serial) {
+        let last = self.ended.filter(|last| last.span.launch.context == span.launch.context);
+        let gap = last.and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before));
+        let end = gap.map(|gap| gap.saturating_add_unsigned(wall));
+        if self.ended.is_some_and(|last| last.span.serial > span.serial) {
             // Later launches of other streams ran beside it, and were charged.
-            let overlap = self.overtook(&span).min(wall);
-            return Some(Measured { wall, follows: false, overlap });
+            let overlap = Overlapped::Charged(self.overtook(&span));
+            let elapsed_ns = end.map(|end| self.overlap.overtaken(end));
+            let window = elapsed_ns.map(|elapsed_ns| Window { elapsed_ns, is_busy: true });
+            return Some(Measured { wall, follows: false, overlap, window });
         }
-        let last = self.ended.filter(|last| last.context == span.launch.context);
-        let gap = last
-            .and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before))
-            .unwrap_or(i64::MAX);
-        let overlap = u64::try_from(gap.saturating_neg()).unwrap_or(0).min(wall);
-        self.ended = Some(Ended { place, serial: span.serial, context: span.launch.context });
-        Some(Measured { wall, follows: gap < NOTICEABLE_GAP_NS, overlap })
+        self.ended = Some(Ended { place, span });
+        let follows = gap.is_some_and(|gap| gap < NOTICEABLE_GAP_NS);
+        let window = end.map(|end| Window {
+            elapsed_ns: self.overlap.advance(end),
+            is_busy: last.is_some_and(|last| last.span.period == span.period)
+                && (follows || span.was_queued()),
+        });
+        if window.is_none() {
+            self.overlap.restart();
+        }
+        let overlap_ns = gap.map_or(0, |gap| u64::try_from(gap.saturating_neg()).unwrap_or(0));
+        Some(Measured { wall, follows, overlap: Overlapped::Wall(overlap_ns.min(wall)), window })
     }
 
     /// Returns the contention while a span was under way, and its turn: since it began, or since
@@ -214,15 +203,16 @@ impl Meter {
 
     /// Returns GPU-ns charged for work of other streams that was done while a span was under way.
     fn overtook(&self, span: &Span) -> u64 {
-        self.completed().saturating_sub(span.completed).saturating_sub(span.charged)
+        let estimated =
+            self.completed().saturating_sub(span.completed).saturating_sub(span.charged);
+        span.part.of(estimated)
     }
 
     /// Learns the time of an empty pair of events from one that the GPU had not reached when the
     /// CPU had submitted both: the mean of the last ones, without those in which another context
     /// had the GPU.
     fn calibrate(&mut self, span: Span, before: Marker, timer: &mut impl EventTimer) {
-        let was_queued = span.submission.is_some_and(|submission| submission.was_queued);
-        if !span.calibrates || !was_queued {
+        if !span.calibrates || !span.was_queued() {
             return;
         }
         let elapsed = timer.elapsed_ns(CALIBRATION, before);
@@ -258,7 +248,9 @@ impl Meter {
         let settled = self.deferred.min(charged - used);
         self.deferred -= settled;
         let refund = charged - used - settled;
-        view.slot.gpu_ns.fetch_sub(refund, Ordering::Relaxed);
+        // What was charged in advance is known up to the change of its part.
+        let refunded = |gpu_ns: u64| Some(gpu_ns.saturating_sub(refund));
+        let _ = view.slot.gpu_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, refunded);
         self.charged = self.charged.saturating_sub(refund);
         if let Some(rate) = view.rate() {
             Bucket::new(&view.page.due_ns).refund(view.corrected(refund), rate);

@@ -115,7 +115,11 @@ impl Driver {
 
     /// Launches one block.
     pub(crate) fn launch(&self, function: usize, stream: usize) {
-        self.ok("cuLaunchKernel", [function, 1, 1, 1, 32, 1, 1, 0, stream]);
+        self.launch_blocks(function, 1, stream);
+    }
+
+    pub(crate) fn launch_blocks(&self, function: usize, blocks: usize, stream: usize) {
+        self.ok("cuLaunchKernel", [function, blocks, 1, 1, 32, 1, 1, 0, stream]);
     }
 }
 
