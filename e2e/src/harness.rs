@@ -203,8 +203,8 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-/// Limit of a failure message, in bytes. Longer messages are truncated.
-const MAX_MESSAGE_BYTES: usize = 3000;
+/// Limit of a failure message, in bytes, for a report on some pods. Longer messages are truncated.
+const MAX_MESSAGE_BYTES: usize = 12_000;
 
 fn truncated(text: &str) -> String {
     let end = text.floor_char_boundary(MAX_MESSAGE_BYTES);

@@ -71,6 +71,7 @@ mod test_bed;
 mod third_party_programs;
 mod two_allocators;
 mod unclaimed_gpus;
+mod unfinished_pods;
 
 pub mod device_usage;
 

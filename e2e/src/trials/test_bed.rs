@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tessera_api::config::{API_VERSION, KIND};
 
-use super::{Cluster, Sizes};
+use super::{Cluster, Sizes, unfinished_pods};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, GpuNodes};
 use crate::leftovers;
@@ -101,7 +101,10 @@ impl TestBed {
         let outcome = match trial(self.clone()).await {
             Err(error) => match error.downcast::<Skip>() {
                 Ok(Skip(reason)) => Ok(crate::runner::Outcome::Skipped(reason)),
-                Err(error) => Err(error),
+                Err(error) => {
+                    let report = unfinished_pods::report(&self.client, &self.namespace).await;
+                    Err(anyhow::anyhow!("{error:#}\n{report}"))
+                }
             },
             other => other,
         };

@@ -141,7 +141,7 @@ impl<'a> Load<'a> {
         while self.done < self.claims {
             let remaining = STALL_LIMIT.saturating_sub(last_end.elapsed());
             let Ok(seen) = tokio::time::timeout(remaining, watch.next()).await else {
-                return Err(self.stalled().await);
+                return Err(self.stalled());
             };
             let before = self.done;
             match seen? {
@@ -189,18 +189,8 @@ impl<'a> Load<'a> {
         self.create().await
     }
 
-    async fn stalled(&self) -> anyhow::Error {
-        let pods = self.test_bed.pods().list(&Default::default()).await;
-        let states: Vec<String> = pods
-            .iter()
-            .flat_map(|pods| &pods.items)
-            .map(|pod| format!("{}: {}", pod.name_any(), json!(pod.status)))
-            .collect();
-        let known = self.present.len();
-        anyhow::anyhow!(
-            "no pod ended for {STALL_LIMIT:?}; {known} pods expected, found:\n{}",
-            states.join("\n")
-        )
+    fn stalled(&self) -> anyhow::Error {
+        anyhow::anyhow!("no pod ended for {STALL_LIMIT:?}; expected: {:?}", self.present)
     }
 
     /// A pod may be observed twice before its deletion is.
