@@ -65,7 +65,7 @@ impl Runner {
         Self { client, gpu_nodes }
     }
 
-    /// Runs one file. The namespace is deleted in every case.
+    /// Runs one file. The namespace is cleared in every case.
     ///
     /// # Errors
     /// Returns the error of the first failed step, or of the cleanup.
@@ -175,14 +175,13 @@ impl Run<'_> {
         Ok(wait::until_one(objects, name, &what, within, CheckResult::deleted).await?)
     }
 
-    /// Deletes the namespace, waits until it is deleted, and checks for remaining objects.
+    /// Deletes the namespace, and waits until its pods and claims are deleted.
     async fn clean_up(&self) -> anyhow::Result<()> {
         for object in &self.cluster_scoped {
             for name in &object.names {
                 self.delete_one(&object.kind, name).await?;
             }
         }
-        leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_TIMEOUT).await?;
-        leftovers::none_of_namespace(self.client, &self.namespace).await
+        leftovers::clear_namespace(self.client, &self.namespace, NAMESPACE_TIMEOUT).await
     }
 }

@@ -1,9 +1,11 @@
-//! Check that no node has CDI specs, grants, ledgers, mounts or journal entries of deleted pods.
+//! Check that no node has CDI specs, grants, ledgers, mounts or journal entries of deleted pods,
+//! and that the namespaces of all tests could be deleted.
 
 use std::time::Duration;
 
 use super::test_bed::TestBed;
 use crate::harness::TrialOutcome;
+use crate::leftovers;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -13,6 +15,7 @@ use crate::wait::{self, CheckResult};
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) async fn check(test_bed: TestBed) -> TrialOutcome {
+    leftovers::none_but(&test_bed.client, test_bed.namespace()).await?;
     check_all_nodes(&test_bed, TIMEOUT).await?;
     Ok(Outcome::Passed(vec![]))
 }

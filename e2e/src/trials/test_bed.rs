@@ -88,7 +88,7 @@ impl TestBed {
         Ok(version.minor.trim_end_matches('+').parse()?)
     }
 
-    /// Creates the namespace, runs the trial, and deletes the namespace.
+    /// Creates the namespace, runs the trial, and clears the namespace.
     pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
     where
         F: Future<Output = TrialOutcome>,
@@ -108,10 +108,9 @@ impl TestBed {
             },
             other => other,
         };
-        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await;
+        let cleared = leftovers::clear_namespace(&self.client, &self.namespace, TIMEOUT).await;
         let outcome = outcome?;
-        cleaned?;
-        leftovers::none_of_namespace(&self.client, &self.namespace).await?;
+        cleared?;
         Ok(outcome)
     }
 
