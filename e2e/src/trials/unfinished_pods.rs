@@ -4,10 +4,12 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::test_bed::phase;
+use crate::wait::Watched;
 
 /// Maximum number of pods that are described.
 const MAX_PODS: usize = 3;
@@ -29,10 +31,7 @@ pub(super) async fn report(client: &Client, namespace: &str) -> String {
 
 async fn list<K>(client: &Client, namespace: &str) -> Vec<K>
 where
-    K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned,
+    K: Watched + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
     let api: Api<K> = Api::namespaced(client.clone(), namespace);
     api.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default()
@@ -92,14 +91,13 @@ fn line_of(event: &Event) -> String {
     let at = event.last_timestamp.as_ref().map(|time| time.0);
     let at = at.or(event.event_time.as_ref().map(|time| time.0));
     let source = event.source.as_ref().and_then(|source| source.host.as_deref());
-    let text = |value: Option<&str>| value.unwrap_or_default().to_owned();
     format!(
         "  {} {} {} from {}: {}",
         at.map_or_else(String::new, |at| at.to_string()),
-        text(event.involved_object.name.as_deref()),
-        text(event.reason.as_deref()),
-        text(source.or(event.reporting_component.as_deref())),
-        text(event.message.as_deref())
+        event.involved_object.name.as_deref().unwrap_or_default(),
+        event.reason.as_deref().unwrap_or_default(),
+        source.or(event.reporting_component.as_deref()).unwrap_or_default(),
+        event.message.as_deref().unwrap_or_default()
     )
 }
 
