@@ -29,9 +29,9 @@ use tessera_api::{
     names::{ClaimDeviceName, GpuUuid},
     slice::MaxShares,
 };
-use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
+use tessera_intercept_abi::LedgerReport;
 use tessera_intercept_limiter::compute::{
-    Arbiter, Entitlement, Gain, Observation, Published, Rate, Tenant, needs_metering,
+    Arbiter, Gain, Observation, Published, Rate, Tenant, needs_metering,
 };
 use tessera_runtime::error_chain::chain;
 use tokio::{
@@ -45,14 +45,14 @@ use crate::{
     clock::monotonic_ns,
     state::{
         StatePaths,
-        journal::{ComputeCap, ComputePriority, Journal, RecordState, ShareRecord},
+        journal::{ComputePriority, Journal, RecordState, ShareRecord},
         shares::open_grant,
         sole_lock,
     },
     usage::{
         Ledgers,
         liveness::live_slots,
-        measurement::{GAIN, WORD},
+        measurement::{GAIN, OTHERS_BUSY, SCALE, WORD},
         read_ledger,
     },
 };
@@ -63,11 +63,6 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Upper bound of scheduled shares per GPU. Further shares, of claims allocated while more were
 /// possible, are limited by their grants alone.
 const MAX_SHARES: usize = MaxShares::LIMIT as usize;
-
-/// Offsets of the published words in a grant.
-const SCALE: u64 = (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, scale)) as u64;
-const OTHERS_BUSY: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, others_busy_ns)) as u64;
 
 /// The compute scheduler of one node's GPUs.
 ///
@@ -324,12 +319,7 @@ impl ScheduledGpu {
 
 impl ScheduledShare {
     fn open(paths: &StatePaths, id: &ClaimDeviceName, record: &ShareRecord) -> io::Result<Self> {
-        let policy = match record.compute {
-            ComputeCap::None => ComputePolicy::None,
-            ComputeCap::Fixed => ComputePolicy::Fixed,
-            ComputeCap::Balance => ComputePolicy::Balance,
-        };
-        let entitlement = Entitlement::of_grant(policy, record.cores_percent.into());
+        let entitlement = record.entitlement();
         let limit =
             record.limit_percent.map_or(Rate::FULL, |limit| Rate::from_percent(limit.into()));
         let priority = match record.priority {
@@ -419,6 +409,7 @@ mod tests {
     use std::fs;
 
     use tessera_api::names::ClaimUid;
+    use tessera_intercept_abi::grant_offset;
 
     use super::*;
 

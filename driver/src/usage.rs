@@ -13,6 +13,7 @@
 
 pub mod audit;
 pub mod collector;
+pub mod comparison;
 pub mod liveness;
 pub mod load;
 pub mod measurement;
@@ -32,6 +33,7 @@ use std::{
 use nix::fcntl::OFlag;
 use tessera_api::names::{ClaimDeviceName, ClaimName, ClaimUid, GpuUuid, Namespace, RequestName};
 use tessera_intercept_abi::{LEDGER_LEN, LedgerError, LedgerReport, ProcessReport};
+use tessera_intercept_limiter::compute::Entitlement;
 use tokio::sync::watch;
 
 use liveness::{SlowLedgers, TooManyLocks};
@@ -63,6 +65,8 @@ pub struct ShareUsage {
     pub context_bytes: u64,
     /// Percent of the GPU's compute; 0 = best effort.
     pub cores_percent: u8,
+    /// Entitlement of its containers to GPU time.
+    pub entitlement: Entitlement,
     /// The content of its ledger.
     pub usage: Result<LedgerUsage, UnreadableLedger>,
 }
@@ -180,6 +184,7 @@ impl Ledgers {
                 limit_bytes: share.memory_bytes,
                 context_bytes: record.context_bytes,
                 cores_percent: share.cores_percent,
+                entitlement: share.entitlement(),
                 usage: self.read_share(&id),
                 share: id,
             }

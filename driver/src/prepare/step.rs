@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, path::Path};
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{CdiDevice, CdiKind, ContainerEdits, DeviceNode, Mount, Spec};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text,
-    UuidError, mps,
+    GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError, mps,
 };
 use tessera_mps_protocol::MpsPaths;
 
@@ -203,11 +202,7 @@ pub(super) fn grant(
         memory_limit_bytes: share.memory_bytes,
         context_bytes,
         cores_percent: u32::from(share.cores_percent),
-        policy: match share.compute {
-            ComputeCap::None => ComputePolicy::None,
-            ComputeCap::Fixed => ComputePolicy::Fixed,
-            ComputeCap::Balance => ComputePolicy::Balance,
-        },
+        policy: share.compute.into(),
         oversubscribe: share.oversubscribe,
         mps: share.mps,
         claim_uid: Text::new(claim.as_str())

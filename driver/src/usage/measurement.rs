@@ -26,8 +26,8 @@ use tessera_api::{
     names::{ClaimDeviceName, GpuUuid},
 };
 use tessera_gpu::{GpuLibrary, GpuProcess, ProcessUtilization};
-use tessera_intercept_abi::{PublishedPage, grant_offset};
-use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval, Published};
+use tessera_intercept_abi::{ProcessReport, PublishedPage, grant_offset};
+use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval, Published, Rate};
 use tessera_runtime::{error_chain::chain, supervisor::blocking};
 use tokio::{
     sync::mpsc,
@@ -35,7 +35,12 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{LedgerUsage, Ledgers, ShareUsage, owners::Owners, process::ProcFs};
+use super::{
+    LedgerUsage, Ledgers, ShareUsage,
+    comparison::{Compared, ProcessCharge, ProcessId},
+    owners::Owners,
+    process::ProcFs,
+};
 use crate::{
     clock::monotonic_ns,
     events::ClaimEvent,
@@ -59,9 +64,13 @@ const OVERHEAD: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, overhead_bytes)) as u64;
 const UNMETERED: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, unmetered_gpu_ns)) as u64;
-/// Offset of the word of compute scheduling.
+/// Offsets of the words of the compute scheduler.
 pub(crate) const WORD: u64 =
     (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, word)) as u64;
+pub(crate) const SCALE: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, scale)) as u64;
+pub(crate) const OTHERS_BUSY: u64 =
+    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, others_busy_ns)) as u64;
 
 /// The measurement of one node's shares.
 pub struct HostMeasurement {
@@ -94,12 +103,14 @@ struct MeasuredShare {
     estimator: GainEstimator,
     /// GPU time charged at the last reading; `None` before the first.
     charged: Option<Duration>,
+    /// The processes that NVML reported then.
+    processes: BTreeMap<ProcessId, ProcessCharge>,
     /// Readings in a row with a large gain.
     large: u32,
     /// Refused allocations at the last reading; `None` before the first.
     refused: Option<u64>,
     /// Last readings of the overhead of each process in bytes, by PID and start time.
-    overheads: BTreeMap<(u32, u64), VecDeque<i64>>,
+    overheads: BTreeMap<ProcessId, VecDeque<i64>>,
 }
 
 /// One reading of a GPU.
@@ -256,9 +267,16 @@ impl HostMeasurement {
                 .as_ref()
                 .map_or(0, |utilization| utilization.percent.get(&held.pid).copied().unwrap_or(0));
             found[*first].overheads.extend(overhead.map(|overhead| (identity, overhead)));
-            found[*first].percent.extend(Some(percent).filter(|percent| *percent > 0));
-            for (at, slot) in &slots {
-                found[*at].slots.insert(slot.slot);
+            found[*first].percent = found[*first].percent.saturating_add(percent);
+            // NVML does not say for which of several shares it worked.
+            if slots.iter().all(|(at, _)| at == first) {
+                let sum = |of: fn(&ProcessReport) -> u64| {
+                    slots.iter().fold(0_u64, |sum, (_, slot)| sum.saturating_add(of(slot)))
+                };
+                let (gpu_ns, outstanding_ns) =
+                    (sum(|slot| slot.gpu_ns), sum(|slot| slot.outstanding_ns));
+                let charge = ProcessCharge { gpu_ns, outstanding_ns, percent };
+                found[*first].processes.insert(identity, charge);
             }
         }
         for (share, found) in shares.iter().zip(found) {
@@ -285,7 +303,9 @@ impl HostMeasurement {
             state.estimator = GainEstimator::default();
             state.charged = None;
         } else {
-            state.compare(usage, &found, reading, now_ns);
+            let published = grant.as_ref().ok().and_then(|grant| grant.published(now_ns));
+            let rate = share.entitlement.rate(published).unwrap_or(Rate::FULL);
+            state.compare(usage, &found, reading, rate, now_ns);
         }
         let gain = state.estimator.gain();
         let corrected = state.large_gain(gain, share);
@@ -325,66 +345,63 @@ impl HostMeasurement {
 /// One reading of a share.
 #[derive(Debug, Default)]
 struct FoundShare {
-    /// The slots whose processes NVML reports.
-    slots: BTreeSet<usize>,
+    /// The processes with slots in no other share.
+    processes: BTreeMap<ProcessId, ProcessCharge>,
     /// Bytes beyond the slots of each process.
-    overheads: Vec<((u32, u64), i64)>,
-    /// Utilization of each process with any, in percent.
-    percent: Vec<u32>,
+    overheads: Vec<(ProcessId, i64)>,
+    /// Sum of the utilization by its processes in percent.
+    percent: u32,
 }
 
 impl FoundShare {
     /// Returns the GPU time that NVML reports for its processes since the last reading, in ns.
     fn used_ns(&self, reading: &GpuReading) -> u64 {
-        reading.wall_ns / 100 * u64::from(self.sum())
-    }
-
-    /// Returns the sum of the utilization of its processes in percent.
-    fn sum(&self) -> u32 {
-        self.percent.iter().sum()
+        reading.wall_ns / 100 * u64::from(self.percent)
     }
 
     /// Returns the utilization that NVML reports for its processes together, in percent.
     fn percent(&self) -> u8 {
-        u8::try_from(self.sum().min(100)).unwrap_or(100)
+        u8::try_from(self.percent.min(100)).unwrap_or(100)
     }
 }
 
 impl MeasuredShare {
     /// Compares the GPU time that was charged since the last reading with what NVML reports.
     ///
-    /// If a slot that was charged belongs to no process that NVML reports, what it used is unknown,
-    /// and nothing is concluded.
+    /// NVML need not have a sample of a process that has just begun, and does not report one that
+    /// has exited. So processes count that it reported at the last reading too; what the others
+    /// were charged is taken to be used. A container gains nothing by hiding a process.
     fn compare(
         &mut self,
         usage: &LedgerUsage,
         found: &FoundShare,
         reading: &GpuReading,
+        rate: Rate,
         now_ns: u64,
     ) {
-        let (before, wall_ns) = (self.charged.replace(usage.gpu_time), reading.wall_ns);
-        let Some(before) = before.filter(|_| reading.utilization.is_some()) else { return };
-        let is_found =
-            usage.processes.iter().all(|slot| slot.gpu_ns == 0 || found.slots.contains(&slot.slot));
-        if !is_found {
+        let before = std::mem::replace(&mut self.processes, found.processes.clone());
+        let charged_before = self.charged.replace(usage.gpu_time);
+        let Some(charged_before) = charged_before.filter(|_| reading.utilization.is_some()) else {
             return;
-        }
-        let charged = usage.gpu_time.saturating_sub(before);
+        };
+        let charged_ns = nanoseconds(usage.gpu_time.saturating_sub(charged_before));
+        let compared = Compared::new(&before, &found.processes);
         let outstanding = usage.processes.iter().map(|process| process.outstanding_ns);
         // The ledgers were read after NVML, which may take long: the sample is older by that.
-        let age_ns = reading.sampled_at.and_then(|at| u64::try_from(at.elapsed().as_nanos()).ok());
+        let age_ns = reading.sampled_at.map(|at| nanoseconds(at.elapsed()));
         self.estimator.add(Interval {
-            wall_ns,
+            wall_ns: reading.wall_ns,
             age_ns,
-            charged_ns: u64::try_from(charged.as_nanos()).unwrap_or(u64::MAX),
+            charged_ns,
             outstanding_ns: outstanding.fold(0, u64::saturating_add),
-            used_ns: found.used_ns(reading),
-            processes: u32::try_from(found.percent.len()).unwrap_or(u32::MAX),
-            is_contended: reading.percent > found.sum(),
+            used_ns: compared.used_ns(charged_ns, reading.wall_ns),
+            processes: compared.working,
+            is_contended: reading.percent > found.percent,
             is_late: usage
                 .processes
                 .iter()
                 .any(|process| Interval::is_late(process.busy.done_by_ns(), now_ns)),
+            rate,
         });
     }
 
@@ -482,6 +499,12 @@ impl PublishedGrant {
         Ok(Self { file, is_metered })
     }
 
+    /// Returns the values of the compute scheduler. `None` if they have expired.
+    fn published(&self, now_ns: u64) -> Option<Published> {
+        let word = |at| read_word(&self.file, at).ok();
+        Published::of_words([word(WORD)?, word(OTHERS_BUSY)?, word(SCALE)?], now_ns)
+    }
+
     /// Writes a measurement, and adds GPU time to that of unmetered launches, which stays in the
     /// grant when the driver restarts.
     fn publish(
@@ -500,6 +523,10 @@ impl PublishedGrant {
         }
         Ok(())
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn read_word(grant: &File, at: u64) -> io::Result<u64> {

@@ -325,6 +325,26 @@ fn processes_of_a_container_share_its_cap() {
     assert!((0.01..=0.50).contains(&part), "{part} of the GPU: {lines:?}");
 }
 
+/// Each program begins without any measurement of its kernels.
+#[test]
+fn programs_in_a_loop_share_a_cap() {
+    let Some(node) = set_up(test_name!(), Node::in_real_time) else { return };
+    let (program, share) =
+        (compute(&node), node.share_of_time("claim-0", ComputePolicy::Fixed, 25));
+    let container = node.container(&[&share]);
+    // The first start of all prepares the library.
+    container.start(&program, &kernels_of_1ms("plain", "1", "1")).lines_with("gpu");
+    for how in ["plain", "described", "graph"] {
+        let (begun_ns, mut launched) = (monotonic_ns(), 0);
+        for _ in 0..8 {
+            let mut running = container.start(&program, &kernels_of_1ms(how, "150", "1"));
+            launched += launched_ns(&running.lines_with("gpu"));
+        }
+        let part = launched as f64 / (monotonic_ns() - begun_ns) as f64;
+        assert!((0.01..=0.28).contains(&part), "{how}: {part} of the GPU");
+    }
+}
+
 #[test]
 fn uncapped_container_never_waits_and_is_measured() {
     let Some(node) = set_up(test_name!(), Node::with_paused_clock) else { return };

@@ -6,7 +6,7 @@ use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
     ComputePage, ComputeSlot, ComputeView, Entitlement, EventTimer, Gain, Interval, Key, Launch,
     LaunchBudget, LaunchDecision, LaunchPlan, LaunchTime, MARKERS, Marker, Meter, Published,
-    PublishedPage, Submission, is_metered, running_of,
+    PublishedPage, Rate, Submission, is_metered, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -125,6 +125,11 @@ impl ContainerLimiter {
                 .slots
                 .iter()
                 .any(|slot| Interval::is_late(slot.done_by_ns.load(Ordering::Relaxed), now)),
+            rate: self
+                .limiter
+                .entitlement(self.percent)
+                .rate(Published::read(&self.published, now))
+                .unwrap_or(Rate::FULL),
         }
     }
 

@@ -1,6 +1,6 @@
 //! NVML's utilization of processes, and the loop of the host's driver over it.
 
-use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval};
+use tessera_intercept_limiter::compute::{Gain, GainEstimator, Interval, Rate};
 
 use crate::MS;
 use crate::random::Random;
@@ -34,6 +34,7 @@ pub(crate) struct Charged {
     pub(crate) gpu_ns: u64,
     pub(crate) outstanding_ns: u64,
     pub(crate) is_late: bool,
+    pub(crate) rate: Rate,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -91,6 +92,7 @@ impl ClosedLoop {
                 processes,
                 is_contended: all_ns > used_ns,
                 is_late: charged.is_late,
+                rate: charged.rate,
             });
             share.estimator.gain()
         };

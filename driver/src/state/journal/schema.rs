@@ -9,6 +9,7 @@ use tessera_api::names::{
     ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, MigDeviceName, MigUuid, Namespace,
     PoolName, RequestName, ResultId, ShareId,
 };
+use tessera_intercept_limiter::compute::Entitlement;
 
 use crate::intercept::Injection;
 
@@ -171,6 +172,16 @@ impl From<ComputePolicy> for ComputeCap {
     }
 }
 
+impl From<ComputeCap> for tessera_intercept_abi::ComputePolicy {
+    fn from(cap: ComputeCap) -> Self {
+        match cap {
+            ComputeCap::None => Self::None,
+            ComputeCap::Fixed => Self::Fixed,
+            ComputeCap::Balance => Self::Balance,
+        }
+    }
+}
+
 /// Priority for spare compute of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ComputePriority {
@@ -252,6 +263,12 @@ impl ShareRecord {
             None => ResultId::Index(self.index),
         };
         ClaimDeviceName::new(claim.clone(), result)
+    }
+
+    /// Returns the entitlement of its containers to GPU time.
+    #[must_use]
+    pub fn entitlement(&self) -> Entitlement {
+        Entitlement::of_grant(self.compute.into(), self.cores_percent.into())
     }
 
     /// Takes the amounts that its containers are held to, and that it reserves, from another share.

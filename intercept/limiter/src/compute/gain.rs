@@ -9,9 +9,11 @@ use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::PublishedPage;
 
+use crate::compute::bucket::BURST_GPU_NS;
 use crate::compute::meter::UNMEASURED_DONE_BY_NS;
 use crate::compute::proportion::in_proportion;
 use crate::compute::published::age_ms;
+use crate::compute::rate::Rate;
 
 /// The GPU time that NVML reports as a part of the charged GPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +60,11 @@ impl Gain {
             return gpu_ns;
         }
         gpu_ns.saturating_mul(self.0 as u64) / Self::ONE.0 as u64
+    }
+
+    /// Returns the charged GPU time that is this much when it is corrected.
+    const fn uncorrect(self, gpu_ns: u64) -> u64 {
+        gpu_ns.saturating_mul(Self::ONE.0 as u64) / self.0 as u64
     }
 
     /// Returns true if the charged GPU time differs by more than a quarter of it.
@@ -116,6 +123,8 @@ pub struct Interval {
     pub is_contended: bool,
     /// True if an unmeasured kernel runs at the end of it: it is charged when it is done.
     pub is_late: bool,
+    /// Rate of the container's token bucket; [`Rate::FULL`] if launches need no tokens.
+    pub rate: Rate,
 }
 
 impl Interval {
@@ -133,7 +142,7 @@ impl Interval {
 /// before it runs, and NVML reports it some time after. So the GPU time that NVML has reported by
 /// now must lie between what was done at NVML's last sample and what is charged by now. Only the
 /// excess over these two bounds counts, and of it, what is more than the error of NVML. What was
-/// charged since the last sample is not known: it is taken as an even part of the interval.
+/// charged since the last sample is not known: at most what the token bucket allows in that time.
 ///
 /// NVML reports a whole number of percent for each process. A process that always uses the same may
 /// always be reported half a percent too low or too high, so that much does not count. But others
@@ -228,13 +237,17 @@ impl GainEstimator {
     fn bounds(&self, interval: &Interval) -> (i64, i64) {
         let Interval { wall_ns, age_ns, charged_ns, outstanding_ns, .. } = *interval;
         let age_ns = age_ns.map(|age_ns| age_ns.min(wall_ns));
-        let unseen_ns = |charged_ns, age_ns| in_proportion(charged_ns, age_ns, wall_ns.max(1));
         // Single long kernels are not even parts of intervals.
         let steady_ns = charged_ns.min(self.last_charged_ns);
+        let even_ns = |age_ns| in_proportion(steady_ns, age_ns, wall_ns.max(1));
         let known_age_ns = age_ns.filter(|_| interval.is_contended);
-        let least_unseen_ns =
-            known_age_ns.map_or(0, |age_ns| unseen_ns(steady_ns, age_ns).min(age_ns));
-        let most_unseen_ns = age_ns.map_or(charged_ns, |age_ns| unseen_ns(charged_ns, age_ns));
+        let least_unseen_ns = known_age_ns.map_or(0, |age_ns| even_ns(age_ns).min(age_ns));
+        // What is more than in the interval before may have begun after the sample.
+        let most_unseen_ns = age_ns.map_or(charged_ns, |age_ns| {
+            let allowed_ns = interval.rate.gpu_ns(age_ns).saturating_add(BURST_GPU_NS);
+            let late_ns = even_ns(age_ns) + (charged_ns - steady_ns);
+            late_ns.min(self.gain().uncorrect(allowed_ns)).max(least_unseen_ns)
+        });
         let undone_ns = self.outstanding_ns.max(outstanding_ns);
         (
             0_i64.saturating_sub_unsigned(most_unseen_ns).saturating_sub_unsigned(undone_ns),

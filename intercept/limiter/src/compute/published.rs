@@ -79,15 +79,23 @@ impl Published {
     /// Reads a page. `None` if the host never wrote it, or not for [`Published::STALE_MS`].
     #[must_use]
     pub fn read(page: &PublishedPage, now: u64) -> Option<Self> {
+        // The word was written last.
         let word = page.word.load(Ordering::Acquire);
+        let others_busy_ns = page.others_busy_ns.load(Ordering::Relaxed);
+        Self::of_words([word, others_busy_ns, page.scale.load(Ordering::Relaxed)], now)
+    }
+
+    /// Returns the values of a page's [words](Self::words), as [`Published::read`].
+    #[must_use]
+    pub fn of_words([word, others_busy_ns, scale]: [u64; 3], now: u64) -> Option<Self> {
         let hundredths = (word & (Self::UNMETERED - 1)) as u16;
         let published = Self {
             rate: Rate::new(hundredths),
             others: Contention::new((word >> 16 & 0xffff) as u32),
-            others_busy_ns: page.others_busy_ns.load(Ordering::Relaxed),
+            others_busy_ns,
             stamp_ms: (word >> 32) as u32,
             is_metered: Self::word_is_metered(word),
-            scale: match page.scale.load(Ordering::Relaxed) {
+            scale: match scale {
                 0 => Rate::FULL,
                 scale => Rate::new(u16::try_from(scale).unwrap_or(u16::MAX)),
             },

@@ -587,12 +587,14 @@ struct Reported {
     age: Option<u64>,
     /// True if other containers have work.
     is_contended: bool,
+    /// Rate of the token bucket.
+    rate: Rate,
 }
 
 /// Samples of an unknown age, of a container alone on its GPU.
-const OLD: Reported = Reported { age: None, is_contended: false };
+const OLD: Reported = Reported { age: None, is_contended: false, rate: Rate::from_percent(80) };
 /// Samples with a time.
-const YOUNG: Reported = Reported { age: Some(100), is_contended: false };
+const YOUNG: Reported = Reported { age: Some(100), ..OLD };
 /// [`YOUNG`], beside other containers.
 const BESIDE_OTHERS: Reported = Reported { is_contended: true, ..YOUNG };
 
@@ -612,6 +614,7 @@ fn gain_after(reported: Reported, seconds: u64, each: impl Fn(u64) -> (u64, u64)
             processes: 1,
             is_contended: reported.is_contended,
             is_late: false,
+            rate: reported.rate,
         });
     }
     estimator.gain()
@@ -678,12 +681,23 @@ fn gain_follows_young_samples_within_three_seconds() {
 fn work_of_the_last_moment_changes_the_gain_little() {
     // The last fifth of every other second is full of work: half of it is in the next sample.
     let late = |second: u64| if second.is_multiple_of(2) { (200, 100) } else { (0, 100) };
-    for (reported, even) in [(YOUNG, 40), (BESIDE_OTHERS, 64)] {
-        for (seconds, most) in [(1, 150), (2, even), (19, 150), (20, even)] {
+    for reported in [YOUNG, BESIDE_OTHERS] {
+        for seconds in [1, 2, 19, 20] {
             let gain = of_1024(gain_after(reported, seconds, late));
-            assert!(gain.abs_diff(1_024) <= most, "{gain} after {seconds}");
+            assert!(gain.abs_diff(1_024) <= 10, "{gain} after {seconds}");
         }
     }
+}
+
+/// All that the bucket allows in the tenth of a second since the sample is not in it.
+#[test]
+fn work_that_begins_after_a_pause_does_not_lower_the_gain() {
+    let begins = |second: u64| if second == 60 { (35, 0) } else { (0, 0) };
+    let of = |reported: Reported| Reported { rate: Rate::from_percent(25), ..reported };
+    assert_eq!(gain_after(of(YOUNG), 61, begins), Gain::ONE);
+    assert!(is_margin(gain_after(of(BESIDE_OTHERS), 61, begins)));
+    let more = |second: u64| if second == 60 { (135, 0) } else { (0, 0) };
+    assert!(gain_after(of(YOUNG), 61, more) < Gain::ONE, "the sample must have some of that");
 }
 
 /// Returns a tenant; `limit` in percent.
