@@ -12,6 +12,8 @@ pub struct ProcessCharge {
     pub gpu_ns: u64,
     /// Of it, for work that is not known to be done.
     pub outstanding_ns: u64,
+    /// Time with work since its start, in ns.
+    pub busy_ns: u64,
     /// Utilization of the GPU by it since the last reading, in percent.
     pub percent: u32,
 }
@@ -25,6 +27,8 @@ pub struct Compared {
     percent: u32,
     /// Number of those with any.
     pub working: u32,
+    /// Time with work in between, in ns, of the process that had the most of it.
+    pub busy_ns: u64,
     /// GPU time in ns charged for work of the others that NVML has not reported yet, and will.
     begun_ns: u64,
     /// GPU time in ns charged for work of the others that NVML will not report any more.
@@ -40,7 +44,10 @@ impl Compared {
     ) -> Self {
         let mut compared = Self::default();
         for (process, charge) in now {
-            let Some(before) = before.get(process) else {
+            let before = before.get(process);
+            let busy_ns = charge.busy_ns.saturating_sub(before.map_or(0, |before| before.busy_ns));
+            compared.busy_ns = compared.busy_ns.max(busy_ns);
+            let Some(before) = before else {
                 compared.begun_ns = compared.begun_ns.saturating_add(charge.outstanding_ns);
                 continue;
             };
@@ -77,7 +84,8 @@ mod tests {
         let percent = |of: u64| of * SECOND / 100;
         let charge = |&(pid, charged, outstanding, used): &(u32, u64, u64, u32)| {
             let (gpu_ns, outstanding_ns) = (percent(charged), percent(outstanding));
-            ((pid, 7), ProcessCharge { gpu_ns, outstanding_ns, percent: used })
+            let busy_ns = 2 * gpu_ns;
+            ((pid, 7), ProcessCharge { gpu_ns, outstanding_ns, busy_ns, percent: used })
         };
         processes.iter().map(charge).collect()
     }
@@ -111,6 +119,12 @@ mod tests {
     }
 
     #[test]
+    fn busy_time_is_that_of_the_busiest_process() {
+        let (before, now) = (reading(&[(1, 30, 0, 0)]), reading(&[(1, 40, 0, 10), (2, 15, 0, 0)]));
+        assert_eq!(Compared::new(&before, &now).busy_ns, 30 * SECOND / 100);
+    }
+
+    #[test]
     fn another_process_with_the_same_pid_is_another() {
         let mut now = reading(&[(1, 5, 0, 90)]);
         let charge = now.remove(&(1, 7)).expect("added");
@@ -121,7 +135,12 @@ mod tests {
 
     #[test]
     fn nothing_that_a_tenant_writes_overflows() {
-        let most = ProcessCharge { gpu_ns: u64::MAX, outstanding_ns: u64::MAX, percent: u32::MAX };
+        let most = ProcessCharge {
+            gpu_ns: u64::MAX,
+            outstanding_ns: u64::MAX,
+            busy_ns: u64::MAX,
+            percent: u32::MAX,
+        };
         let readings = [(1, 1), (2, 1), (3, 1)].map(|process| (process, most));
         let (before, now) = (readings[..2].iter().copied(), readings[1..].iter().copied());
         let compared = Compared::new(&before.collect(), &now.collect());

@@ -275,7 +275,9 @@ impl HostMeasurement {
                 };
                 let (gpu_ns, outstanding_ns) =
                     (sum(|slot| slot.gpu_ns), sum(|slot| slot.outstanding_ns));
-                let charge = ProcessCharge { gpu_ns, outstanding_ns, percent };
+                let busy_ns = slots.iter().map(|(_, slot)| slot.busy.until(now_ns)).max();
+                let busy_ns = busy_ns.unwrap_or(0);
+                let charge = ProcessCharge { gpu_ns, outstanding_ns, busy_ns, percent };
                 found[*first].processes.insert(identity, charge);
             }
         }
@@ -393,6 +395,7 @@ impl MeasuredShare {
             wall_ns: reading.wall_ns,
             age_ns,
             charged_ns,
+            busy_ns: compared.busy_ns,
             outstanding_ns: outstanding.fold(0, u64::saturating_add),
             used_ns: compared.used_ns(charged_ns, reading.wall_ns),
             processes: compared.working,

@@ -119,6 +119,7 @@ impl ContainerLimiter {
             self.slots.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
         };
         Charged {
+            busy_ns: self.slots.iter().map(|slot| slot.busy_until(now)).collect(),
             gpu_ns: sum(|slot| &slot.gpu_ns),
             outstanding_ns: sum(|slot| &slot.outstanding_ns),
             is_late: self

@@ -29,16 +29,19 @@ pub(crate) struct ClosedLoop {
 }
 
 /// GPU time in the ledger of a container.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Charged {
+    /// Of each slot.
+    pub(crate) busy_ns: Vec<u64>,
     pub(crate) gpu_ns: u64,
     pub(crate) outstanding_ns: u64,
     pub(crate) is_late: bool,
     pub(crate) rate: Rate,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct ShareLoop {
+    busy_ns: Vec<u64>,
     charged_ns: u64,
     estimator: GainEstimator,
 }
@@ -83,10 +86,15 @@ impl ClosedLoop {
         let gain = |((share, charged), (used_ns, processes)): ((&mut ShareLoop, &Charged), _)| {
             let before_ns = core::mem::replace(&mut share.charged_ns, charged.gpu_ns);
             let charged_ns = charged.gpu_ns.saturating_sub(before_ns);
+            share.busy_ns.resize(charged.busy_ns.len(), 0);
+            let busy = charged.busy_ns.iter().zip(&share.busy_ns);
+            let busy_ns = busy.map(|(now_ns, before_ns)| now_ns.saturating_sub(*before_ns)).max();
+            share.busy_ns.clone_from(&charged.busy_ns);
             share.estimator.add(Interval {
                 wall_ns,
                 age_ns: Some(age_ns),
                 charged_ns,
+                busy_ns: busy_ns.unwrap_or(0),
                 outstanding_ns: charged.outstanding_ns,
                 used_ns,
                 processes,

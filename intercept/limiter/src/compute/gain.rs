@@ -113,6 +113,8 @@ pub struct Interval {
     pub age_ns: Option<u64>,
     /// GPU-ns that the ledger's processes were charged.
     pub charged_ns: u64,
+    /// Time with work in ns of the process that had the most of it.
+    pub busy_ns: u64,
     /// GPU-ns charged for work that is not done at the end of it.
     pub outstanding_ns: u64,
     /// GPU-ns that NVML reports for them.
@@ -142,7 +144,8 @@ impl Interval {
 /// before it runs, and NVML reports it some time after. So the GPU time that NVML has reported by
 /// now must lie between what was done at NVML's last sample and what is charged by now. Only the
 /// excess over these two bounds counts, and of it, what is more than the error of NVML. What was
-/// charged since the last sample is not known: at most what the token bucket allows in that time.
+/// charged since the last sample is not known: at most what the token bucket allows in that time,
+/// and at most the even part of the time with work.
 ///
 /// NVML reports a whole number of percent for each process. A process that always uses the same may
 /// always be reported half a percent too low or too high, so that much does not count. But others
@@ -242,10 +245,13 @@ impl GainEstimator {
         let even_ns = |age_ns| in_proportion(steady_ns, age_ns, wall_ns.max(1));
         let known_age_ns = age_ns.filter(|_| interval.is_contended);
         let least_unseen_ns = known_age_ns.map_or(0, |age_ns| even_ns(age_ns).min(age_ns));
-        // What is more than in the interval before may have begun after the sample.
         let most_unseen_ns = age_ns.map_or(charged_ns, |age_ns| {
             let allowed_ns = interval.rate.gpu_ns(age_ns).saturating_add(BURST_GPU_NS);
-            let late_ns = even_ns(age_ns) + (charged_ns - steady_ns);
+            // All of the work may have begun after the sample.
+            let late_ns = match interval.busy_ns.min(wall_ns) {
+                busy_ns if busy_ns > age_ns => in_proportion(charged_ns, age_ns, busy_ns),
+                _ => charged_ns,
+            };
             late_ns.min(self.gain().uncorrect(allowed_ns)).max(least_unseen_ns)
         });
         let undone_ns = self.outstanding_ns.max(outstanding_ns);

@@ -589,10 +589,13 @@ struct Reported {
     is_contended: bool,
     /// Rate of the token bucket.
     rate: Rate,
+    /// Time with work in ms.
+    busy: u64,
 }
 
-/// Samples of an unknown age, of a container alone on its GPU.
-const OLD: Reported = Reported { age: None, is_contended: false, rate: Rate::from_percent(80) };
+/// Samples of an unknown age, of a container that always has work, alone on its GPU.
+const OLD: Reported =
+    Reported { age: None, is_contended: false, rate: Rate::from_percent(80), busy: 1_000 };
 /// Samples with a time.
 const YOUNG: Reported = Reported { age: Some(100), ..OLD };
 /// [`YOUNG`], beside other containers.
@@ -609,6 +612,7 @@ fn gain_after(reported: Reported, seconds: u64, each: impl Fn(u64) -> (u64, u64)
             wall_ns: 1_000 * MS,
             age_ns: reported.age.map(of),
             charged_ns,
+            busy_ns: of(reported.busy),
             outstanding_ns: 0,
             used_ns,
             processes: 1,
@@ -683,7 +687,7 @@ fn work_of_the_last_moment_changes_the_gain_little() {
     let late = |second: u64| if second.is_multiple_of(2) { (200, 100) } else { (0, 100) };
     for reported in [YOUNG, BESIDE_OTHERS] {
         for seconds in [1, 2, 19, 20] {
-            let gain = of_1024(gain_after(reported, seconds, late));
+            let gain = of_1024(gain_after(Reported { busy: 200, ..reported }, seconds, late));
             assert!(gain.abs_diff(1_024) <= 10, "{gain} after {seconds}");
         }
     }
@@ -693,7 +697,7 @@ fn work_of_the_last_moment_changes_the_gain_little() {
 #[test]
 fn work_that_begins_after_a_pause_does_not_lower_the_gain() {
     let begins = |second: u64| if second == 60 { (35, 0) } else { (0, 0) };
-    let of = |reported: Reported| Reported { rate: Rate::from_percent(25), ..reported };
+    let of = |beside: Reported| Reported { rate: Rate::from_percent(25), busy: 100, ..beside };
     assert_eq!(gain_after(of(YOUNG), 61, begins), Gain::ONE);
     assert!(is_margin(gain_after(of(BESIDE_OTHERS), 61, begins)));
     let more = |second: u64| if second == 60 { (135, 0) } else { (0, 0) };
