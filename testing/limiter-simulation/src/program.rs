@@ -63,6 +63,8 @@ pub struct Program {
     /// GPU time of what follows each launch and is not launched: copies, kernels of kernels. In
     /// ns.
     pub unseen: u64,
+    /// CPU time before each synchronisation in ns: the program loads data while the GPU works.
+    pub before_sync: u64,
     /// True if its streams take no events, as those of a ninth context.
     pub refuses_events: bool,
     /// Times of activity as (from, to) in ns.
@@ -83,6 +85,7 @@ impl Program {
             overlap: 0,
             shapes: 1,
             unseen: 0,
+            before_sync: 0,
             refuses_events: false,
             active: vec![(0, u64::MAX)],
         }
@@ -127,6 +130,13 @@ impl Program {
     #[must_use]
     pub fn unseen(mut self, unseen: u64) -> Self {
         self.unseen = unseen;
+        self
+    }
+
+    /// Makes it work on the CPU for this time before each synchronisation.
+    #[must_use]
+    pub fn before_sync(mut self, work: u64) -> Self {
+        self.before_sync = work;
         self
     }
 

@@ -251,6 +251,45 @@ fn kernels_of_two_lengths_get_their_cap() {
     }
 }
 
+/// The program sees the end of its launches when it launches again.
+#[test]
+fn caps_hold_for_programs_that_pause() {
+    const CAP: f64 = 0.25;
+    let begins: Vec<_> = (0..6).map(|pulse| S + pulse * 3_170 * MS).collect();
+    let active: Vec<_> = begins.iter().map(|begin| (*begin, begin + 1_300 * MS)).collect();
+    for (kernel, pattern) in [(MS, Pattern::Async), (5 * MS, Pattern::Batch { launches: 16 })] {
+        for (processes, has_neighbour, measures) in
+            [(1, true, true), (3, false, true), (3, true, true), (3, false, false)]
+        {
+            let host = Host { measures, ..Host::default() };
+            let mut world = World::new(GpuSpec::default(), host, 5);
+            let program = Program::new(kernel, pattern).active(active.clone());
+            world.add(Container { processes, ..Container::new(program, FIXED, 25) });
+            if has_neighbour {
+                world.add(Container::new(Program::new(MS, Pattern::Async), NONE, 0));
+            }
+            world.run(20 * S);
+            for begin in &begins[1..] {
+                let part = world.record().part(0, *begin, begin + S);
+                let what = format!("{kernel} ns, {processes}, {has_neighbour}, {measures}");
+                assert!((CAP - 0.05..=CAP + 0.05).contains(&part), "{what}: {part} at {begin}");
+            }
+        }
+    }
+}
+
+/// The program sees the end of its launches long after, when it synchronizes.
+#[test]
+fn programs_that_work_before_a_sync_get_their_cap() {
+    for kernel in [2_300 * US, 5 * MS] {
+        let program = Program::new(kernel, Pattern::Batch { launches: 16 }).before_sync(400 * MS);
+        let mut world = world([Container { processes: 3, ..Container::new(program, FIXED, 10) }]);
+        world.run(15 * S);
+        let part = world.record().part(0, 5 * S, 15 * S);
+        assert!((0.08..=0.12).contains(&part), "{kernel} ns: {part}");
+    }
+}
+
 #[test]
 fn sparse_launches_are_not_throttled() {
     let sparse = || Program::new(200 * US, Pattern::Sparse { every: 10 * MS });

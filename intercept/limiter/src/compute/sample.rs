@@ -167,7 +167,10 @@ pub(super) fn own_part(
             return None;
         }
     }
-    let Some(turn_ns) = during.turn_ns else { return Some(during.contention.share_of(wall)) };
+    // If the program saw the end late, the turn has gone on.
+    let Some(turn_ns) = during.turn_ns.filter(|turn_ns| turn_ns / 2 <= wall) else {
+        return Some(during.contention.share_of(wall));
+    };
     if during.only_siblings || follows {
         return Some(turn_ns);
     }

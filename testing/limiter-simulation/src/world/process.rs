@@ -40,6 +40,8 @@ pub(super) enum Phase {
     Awaited(LaunchPlan, u64),
     /// Has submitted a launch.
     Launched,
+    /// Synchronizes.
+    Sync,
     /// Returns from a synchronisation.
     Synced,
 }
@@ -70,6 +72,7 @@ impl World {
                 self.launched(at);
             }
             Phase::Launched => self.launched(at),
+            Phase::Sync => self.sync(at),
             Phase::Synced => self.synced(at),
         }
     }
@@ -217,6 +220,17 @@ impl World {
             return self.launch(at);
         }
         process.unsynced = 0;
+        process.phase = Phase::Sync;
+        let work = self.containers[process.container].0.program.before_sync;
+        if work == 0 {
+            return self.sync(at);
+        }
+        let quota = self.quotas[process.container].as_mut();
+        process.wake = self.cpu.work(quota, now, work, &mut self.random);
+    }
+
+    fn sync(&mut self, at: usize) {
+        let process = &mut self.processes[at];
         process.phase = Phase::Synced;
         process.wake = u64::MAX;
         let (gpu, context) = (process.gpu, process.context);
