@@ -248,11 +248,11 @@ impl GainEstimator {
         let most_unseen_ns = age_ns.map_or(charged_ns, |age_ns| {
             let allowed_ns = interval.rate.gpu_ns(age_ns).saturating_add(BURST_GPU_NS);
             // All of the work may have begun after the sample.
-            let late_ns = match interval.busy_ns.min(wall_ns) {
+            let spread_ns = match interval.busy_ns.min(wall_ns) {
                 busy_ns if busy_ns > age_ns => in_proportion(charged_ns, age_ns, busy_ns),
                 _ => charged_ns,
             };
-            late_ns.min(self.gain().uncorrect(allowed_ns)).max(least_unseen_ns)
+            spread_ns.min(self.gain().uncorrect(allowed_ns)).max(least_unseen_ns)
         });
         let undone_ns = self.outstanding_ns.max(outstanding_ns);
         (
