@@ -84,8 +84,6 @@ pub struct Meter {
     ended: Option<Ended>,
     /// Contention at the last settlement.
     contention: ContentionReading,
-    /// Time of the last look at the events.
-    looked: u64,
     /// Time when the budget was last drained.
     drained: u64,
     /// Time of the last admission other than from the budget.
@@ -146,13 +144,7 @@ impl MeasuredLaunch {
 struct ContentionReading {
     at: u64,
     turn: u64,
-    /// Time for which the process had no work before, in ns.
-    idle_ns: u64,
     contention: Contention,
-}
-
-impl ContentionReading {
-    const NONE: Self = Self { at: 0, turn: 0, idle_ns: 0, contention: Contention::NONE };
 }
 
 impl Default for Meter {
@@ -181,8 +173,7 @@ impl Meter {
             unmeasured: 0,
             pending: 0,
             ended: None,
-            contention: ContentionReading::NONE,
-            looked: 0,
+            contention: ContentionReading { at: 0, turn: 0, contention: Contention::NONE },
             drained: 0,
             admitted: 0,
             stream: None,
@@ -275,8 +266,7 @@ impl Meter {
         let turn = self.advance_turn(view, now);
         if timer.may_ask() {
             self.query_done(timer);
-            let looked = core::mem::replace(&mut self.looked, now);
-            self.settle_done(view, timer, (now, looked), turn);
+            self.settle_done(view, timer, now, turn);
         }
         self.record_busy(was, view, now);
     }

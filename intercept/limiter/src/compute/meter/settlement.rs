@@ -15,12 +15,6 @@ use crate::compute::{Bucket, Contention};
 /// The shortest time over which contention is computed.
 const LEAST_CONTENTION_NS: u64 = 300_000;
 
-/// Time between two looks at the events from which the GPU may have been idle in between.
-const PAUSE_NS: u64 = 50_000_000;
-
-/// One of this many parts of a time may be idle if contention is computed over it.
-const MOST_IDLE: u64 = 8;
-
 /// The most that measured launches can charge later on behalf of launches that were not measured.
 const MOST_DEFERRED_NS: u64 = 1_000_000_000;
 
@@ -41,8 +35,6 @@ struct At {
     turn: u64,
     /// True if only one span is settled.
     is_single: bool,
-    /// Time for which the process had no work before, in ns.
-    idle_ns: u64,
 }
 
 impl Meter {
@@ -51,34 +43,19 @@ impl Meter {
         &mut self,
         view: &ComputeView<'_>,
         timer: &mut impl EventTimer,
-        (now, looked): (u64, u64),
+        now: u64,
         turn: u64,
     ) {
         let is_single = self.spans.pending().filter(|(_, span)| span.done).count() < 2;
-        let idle_ns =
-            if now.saturating_sub(looked) > PAUSE_NS { self.idle_ns(timer, now) } else { 0 };
         let mut settled = false;
         while let Some((place, span)) = self.spans.pop_done(now) {
-            self.settle(place, span, view, timer, At { now, turn, is_single, idle_ns });
+            self.settle(place, span, view, timer, At { now, turn, is_single });
             settled = true;
         }
         if settled {
-            self.contention = ContentionReading { at: now, turn, idle_ns, ..self.contention };
+            self.contention =
+                ContentionReading { at: now, turn, contention: self.contention.contention };
         }
-    }
-
-    /// Returns the time since the end of the last span that is done, in ns: the time since the last
-    /// settlement, less that from the end of the span that was settled then. 0 if it is not known.
-    fn idle_ns(&self, timer: &mut impl EventTimer, now: u64) -> u64 {
-        let done = self.spans.places().filter(|(_, span)| span.done && !span.void);
-        let (Some(last), Some((place, span))) = (self.ended, done.last()) else { return 0 };
-        if last.span.launch.context != span.launch.context {
-            return 0;
-        }
-        let apart = timer.elapsed_ns(Spans::behind(last.place), Spans::behind(place));
-        let Some(apart_ns) = apart.and_then(|apart| u64::try_from(apart).ok()) else { return 0 };
-        let since_ns = now.saturating_sub(self.contention.at);
-        since_ns.saturating_add(self.contention.idle_ns).saturating_sub(apart_ns)
     }
 
     /// Returns true if a launch whose events cannot be recorded is to be measured by the CPU now
@@ -99,8 +76,7 @@ impl Meter {
         if let Some(span) = self.spans.under_way_as(plan.serial) {
             span.void = true;
             let span = *span;
-            let at = At { now, turn, is_single: true, idle_ns: 0 };
-            let (contention, _) = self.contention_during(&span, at);
+            let (contention, _) = self.contention_during(span, now, turn);
             let (key, estimates) = (span.launch.key, &view.budget.estimates);
             if contention.is_negligible() {
                 let parts = estimates.usual_part(key, wall_ns);
@@ -129,7 +105,7 @@ impl Meter {
             return;
         }
         let Some(measured) = self.measure(place, span, timer) else { return };
-        let (contention, turn_ns) = self.contention_during(&span, at);
+        let (contention, turn_ns) = self.contention_during(span, at.now, at.turn);
         // The turn is this launch's only if no other launch ran in that time.
         let is_own = at.is_single && span.charged == span.cost && span.cost >= LEASE_GPU_NS;
         let only_siblings = !view.has_others();
@@ -212,18 +188,10 @@ impl Meter {
 
     /// Returns the contention while a span was under way, and its turn: since it began, or since
     /// the span before it was done.
-    fn contention_during(
-        &mut self,
-        span: &Span,
-        At { now, turn, idle_ns, .. }: At,
-    ) -> (Contention, Option<u64>) {
+    fn contention_during(&mut self, span: Span, now: u64, turn: u64) -> (Contention, Option<u64>) {
         let last = &self.contention;
         let (at, before) =
             if last.at > span.begun { (last.at, last.turn) } else { (span.begun, span.turn) };
-        // The program has paused since: the turn has gone on.
-        if last.at != 0 && idle_ns > now.saturating_sub(at) / MOST_IDLE {
-            return (last.contention, None);
-        }
         // Spans that are settled together have the same contention.
         let turn_ns = turn.saturating_sub(before);
         if now.saturating_sub(at) >= LEAST_CONTENTION_NS || last.at == 0 {
