@@ -72,6 +72,15 @@ impl TestBed {
         bed
     }
 
+    /// Returns one beside another container with work, with samples of the time of each reading.
+    async fn beside_another() -> Self {
+        let mut bed = Self::new().await;
+        bed.node.gpus.sampled(Duration::ZERO);
+        bed.node.gpus.hold(0, &[holds(999, 300)]);
+        bed.work_of(5, 0, &[(999, 40)]);
+        bed
+    }
+
     fn measurement(
         node: &Node,
         store: &JournalStore,
@@ -131,7 +140,7 @@ fn charged_so_far(node: &Node) -> u64 {
 
 /// Returns true if nothing is corrected but the margin beside others, 1/256.
 fn is_margin(gain: Gain) -> bool {
-    (1.0..1.005).contains(&gain.as_quotient())
+    [Gain::of(1_027, 1_024), Gain::of(1_028, 1_024)].contains(&gain)
 }
 
 /// Adds a process with a slot.
@@ -296,10 +305,7 @@ async fn slot_without_a_known_process_does_not_lower_the_gain() {
 /// NVML has no sample of a process that has just begun, but of others.
 #[tokio::test]
 async fn process_that_has_just_begun_does_not_lower_the_gain() {
-    let mut bed = TestBed::new().await;
-    bed.node.gpus.sampled(Duration::ZERO);
-    bed.node.gpus.hold(0, &[holds(999, 300)]);
-    bed.work_of(5, 0, &[(999, 40)]);
+    let mut bed = TestBed::beside_another().await;
     let _alive = process(&bed.node, 0, 100, 300);
     bed.node.gpus.hold(0, &[holds(100, 300), holds(999, 300)]);
     bed.work_of(1, 25, &[(999, 40)]);
@@ -312,10 +318,7 @@ async fn process_that_has_just_begun_does_not_lower_the_gain() {
 /// NVML reports the process of this moment only.
 #[tokio::test]
 async fn short_programs_in_a_loop_do_not_lower_the_gain() {
-    let mut bed = TestBed::new().await;
-    bed.node.gpus.sampled(Duration::ZERO);
-    bed.node.gpus.hold(0, &[holds(999, 300)]);
-    bed.work_of(5, 0, &[(999, 40)]);
+    let mut bed = TestBed::beside_another().await;
     let past = offset_of!(LedgerPage, past_gpu_ns);
     for pid in 100..130 {
         let ledger = Ledger::of(&bed.node, "a");

@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io,
+    mem::offset_of,
     os::unix::fs::FileExt,
     path::Path,
     sync::Arc,
@@ -57,20 +58,19 @@ const READINGS: usize = 3;
 /// Readings with a large gain until it is reported.
 const LARGE_READINGS: u32 = 10;
 
-/// Offsets of the published words in a grant.
-pub(crate) const GAIN: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, gain)) as u64;
-const OVERHEAD: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, overhead_bytes)) as u64;
-const UNMETERED: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, unmetered_gpu_ns)) as u64;
-/// Offsets of the words of the compute scheduler.
-pub(crate) const WORD: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, word)) as u64;
-pub(crate) const SCALE: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, scale)) as u64;
-pub(crate) const OTHERS_BUSY: u64 =
-    (grant_offset::PUBLISHED + std::mem::offset_of!(PublishedPage, others_busy_ns)) as u64;
+// Offsets of the published words in a grant.
+pub(crate) const GAIN: u64 = published(offset_of!(PublishedPage, gain));
+const OVERHEAD: u64 = published(offset_of!(PublishedPage, overhead_bytes));
+const UNMETERED: u64 = published(offset_of!(PublishedPage, unmetered_gpu_ns));
+// Of those of the compute scheduler.
+pub(crate) const WORD: u64 = published(offset_of!(PublishedPage, word));
+pub(crate) const SCALE: u64 = published(offset_of!(PublishedPage, scale));
+pub(crate) const OTHERS_BUSY: u64 = published(offset_of!(PublishedPage, others_busy_ns));
+
+/// Returns the offset in a grant of a field of the published page.
+const fn published(field: usize) -> u64 {
+    (grant_offset::PUBLISHED + field) as u64
+}
 
 /// The measurement of one node's shares.
 pub struct HostMeasurement {
